@@ -1,0 +1,59 @@
+"""The one idea that composes the pipeline: a service answers one request by pushing outputs into a sink.
+
+Requests go down by `await`; outputs come up by plain calls, all that one read of a worker's reply brought in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from pipeline.context import RequestContext
+
+T_contra = TypeVar("T_contra", contravariant=True)
+Req_contra = TypeVar("Req_contra", contravariant=True)
+Resp = TypeVar("Resp")
+UpReq_contra = TypeVar("UpReq_contra", contravariant=True)
+UpResp = TypeVar("UpResp")
+DownReq = TypeVar("DownReq")
+DownResp = TypeVar("DownResp")
+
+
+class Sink(Protocol[T_contra]):
+    """Takes what arrived together, at once: no await, no blocking. Raising `Enough` from it ends the answer below."""
+
+    def __call__(self, outputs: Sequence[T_contra], /) -> None: ...
+
+
+class Service(Protocol[Req_contra, Resp]):
+    """Answers one request.
+
+    Outputs go to the sink as they arrive; the call returns when the answer is complete, raises when it failed, and
+    cancelling the call cancels the work. Once it has returned or raised, the sink is never called again.
+    """
+
+    async def __call__(self, request: Req_contra, context: RequestContext, sink: Sink[Resp], /) -> None: ...
+
+
+class Operator(Protocol[UpReq_contra, UpResp, DownReq, DownResp]):
+    """A service around a service."""
+
+    async def __call__(
+        self,
+        request: UpReq_contra,
+        context: RequestContext,
+        sink: Sink[UpResp],
+        downstream: Service[DownReq, DownResp],
+        /,
+    ) -> None: ...
+
+
+def link(
+    operator: Operator[UpReq_contra, UpResp, DownReq, DownResp], downstream: Service[DownReq, DownResp]
+) -> Service[UpReq_contra, UpResp]:
+    """The service that `operator` makes of `downstream`."""
+
+    async def linked(request: UpReq_contra, context: RequestContext, sink: Sink[UpResp], /) -> None:
+        await operator(request, context, sink, downstream)
+
+    return linked

@@ -1,0 +1,97 @@
+"""A worker as the gateway knows it: where it is, what it runs, which part it plays."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+
+class Engine(enum.Enum):
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    TRTLLM = "trtllm"
+    OPENAI = "openai"
+    NATIVE = "native"
+
+
+class Role(enum.Enum):
+    AGGREGATED = "aggregated"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Leg(enum.Enum):
+    """Which part of a request a call serves; an aggregated worker serves decode calls."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+def worker_id_of(url: str) -> int:
+    """A stable 63-bit id from a worker's URL."""
+    return int.from_bytes(hashlib.blake2b(url.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTraits:
+    """What a worker told of itself when probed; unknown until then.
+
+    `served_name`: the model's name there. `generate`: vLLM's `/inference/v1/generate` is open (None: not yet known).
+    `incremental`: SGLang streams deltas, not cumulative text. `packed_ids`: a native worker reads packed token ids.
+    `incarnation`: changes when the process behind the URL was restarted, where the engine tells.
+    """
+
+    served_name: str | None = None
+    version: str | None = None
+    context_length: int | None = None
+    generate: bool | None = None
+    incremental: bool | None = None
+    packed_ids: bool = False
+    msgpack: bool = False
+    page_size: int | None = None
+    kv_dtype: str | None = None
+    incarnation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One server process. `url` has no trailing slash. Config wins over what the worker tells.
+
+    `lease_s`: how long prefill keeps pinned blocks for decode, in seconds (None: the engine's default).
+    """
+
+    id: int
+    url: str
+    engine: Engine
+    role: Role = Role.AGGREGATED
+    served_name: str | None = None
+    connector: str = "nixl"
+    version: str | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    dp_size: int = 1
+    lease_s: float | None = None
+    context_length: int | None = None
+    traits: WorkerTraits = WorkerTraits()
+
+    @property
+    def host(self) -> str:
+        """The host part of the URL, IPv6 in brackets."""
+        host = urlsplit(self.url).hostname or ""
+        return f"[{host}]" if ":" in host else host
+
+    def name_for_model(self, fallback: str) -> str:
+        """The model name this worker answers to."""
+        return self.served_name or self.traits.served_name or fallback
+
+    def pair_key(self) -> tuple[object, ...]:
+        """Only workers with equal keys can hand KV over to each other."""
+        return (
+            self.engine,
+            self.connector,
+            self.version or self.traits.version,
+            self.traits.page_size,
+            self.traits.kv_dtype,
+        )

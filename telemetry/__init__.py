@@ -1,0 +1,1 @@
+"""Floor 1: metric families, the request tracker, logs."""
