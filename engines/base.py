@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 
 from protocols.errors import GatewayError, WorkerFailure
 from protocols.outputs import LLMEngineOutput
-from protocols.preprocessed import BootstrapInfo, PreprocessedRequest, PrefillResult
+from protocols.preprocessed import BootstrapInfo, PrefillResult, PreprocessedRequest
 from protocols.worker import Leg, Role, Worker, WorkerTraits
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
@@ -56,8 +56,8 @@ class ReplyParser(Protocol):
     """Reads one reply, for any cut of its bytes.
 
     `feed` and `end` return the outputs that became complete, in order. When the engine reported a failure, the outputs
-    before it are returned and `error` is set: the caller hands the outputs up, then raises. Exactly one output carries a
-    finish reason; it is the last, has no token ids, and comes from the `feed` that saw the reply's end marker or from
+    before it are returned and `error` is set: the caller hands the outputs up, then raises. Exactly one output carries
+    a finish reason; it is the last, has no token ids, and comes from the `feed` that saw the reply's end marker or from
     `end`; its `completion_usage` is the engine's, where it sent one. `finish_seen` tells that the engine has said its
     finish, though the ending is not out yet.
     """
@@ -162,7 +162,7 @@ class EngineAdapter(ABC):
 
     @abstractmethod
     def unsupported(self, request: PreprocessedRequest) -> str | None:
-        """The request's parameter that this worker cannot honour and that changes the answer; None when all are fine."""
+        """The parameter of the request that this worker cannot honour and that changes the answer, or None."""
 
     # ---- control plane
 

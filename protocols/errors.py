@@ -198,7 +198,7 @@ class WorkerMisconfigured(WorkerFailure):
     """The worker refuses our credentials or lacks a route that we need."""
 
 
-class Enough(Exception):  # noqa: N818 - not an error: it ends an answer
+class Enough(Exception):
     """Raised by a sink that wants no more outputs. Whoever raised it catches it around its own `await`."""
 
     def __init__(self, owner: object) -> None:

@@ -1,4 +1,4 @@
-"""What the gateway knows of a model: names, limits, stop ids and sampling defaults. Values only; files are read in `text`."""
+"""What the gateway knows of a model: names, limits, stop ids, sampling defaults. Values only; `text` reads the files."""
 
 from __future__ import annotations
 

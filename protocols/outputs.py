@@ -1,7 +1,8 @@
 """What an engine sends up (`LLMEngineOutput`), and what the decoder makes of it (`BackendOutput`).
 
 Both are made once per read of a worker's reply and never kept, so they are plain slotted dataclasses. Wire names and
-which nulls are written follow dynamo-llm 1.6. A finish of kind error *is* an error: whoever reads outputs asks `error()`.
+which nulls are written follow dynamo-llm 1.6. A finish of kind error *is* an error: whoever reads outputs asks
+`error()`.
 """
 
 from __future__ import annotations

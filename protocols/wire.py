@@ -55,7 +55,7 @@ class _Member:
 
 
 @functools.cache
-def _plan(cls: type) -> tuple[_Member, ...]:
+def _plan(cls: Any) -> tuple[_Member, ...]:
     hints = typing.get_type_hints(cls)
     members = []
     for field in dataclasses.fields(cls):
@@ -84,7 +84,7 @@ def to_wire(value: Any) -> Any:
     if hasattr(value, "__wire__"):
         return value.__wire__()
     if dataclasses.is_dataclass(value):
-        out = {}
+        out: dict[str, Any] = {}
         for member in _plan(type(value)):
             attr = getattr(value, member.attr)
             if attr is None:
