@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from protocols.token_ids import read_token_list
 from protocols.wire import WireError, from_wire, to_wire, wire
 
 StopReason = str | int
@@ -93,20 +94,25 @@ class ContentPart:
     @classmethod
     def __from_wire__(cls, value: Any) -> ContentPart:
         kind = value.get("type") if isinstance(value, Mapping) else None
-        if kind not in ("text", "image_url", "video_url", "audio_url") or kind not in value:
-            raise WireError(f"not a content part: {value!r}")
-        inner = value[kind]
-        return cls(kind, inner if kind == "text" else inner["url"])
+        inner = value.get(kind) if kind in ("text", "image_url", "video_url", "audio_url") else None
+        if kind != "text" and isinstance(inner, Mapping):
+            inner = inner.get("url")
+        if kind is None or not isinstance(inner, str):
+            raise WireError(f"not a content part: {value!r:.80}")
+        return cls(kind, inner)
 
 
 @dataclass(slots=True)
 class TopLogprob:
-    """One alternative at a position. `rank` counts from 1; the sampled token may stand outside the top k."""
+    """One alternative at a position. `rank` counts from 1; the sampled token may stand outside the top k.
+
+    `token_id` is -1 where the engine told only the token's text (TensorRT-LLM).
+    """
 
     rank: int
     token_id: int
     token: str | None = wire(default=None, null=True)
-    logprob: float = 0.0
+    logprob: float = wire(default=0.0, required=True)
     bytes: list[int] | None = None
 
 
@@ -205,7 +211,7 @@ class LLMEngineOutput:
     passed through; `prompt_logprobs` in it is read by `prompt_logprobs_of`.
     """
 
-    token_ids: list[int] = wire(default_factory=list)
+    token_ids: list[int] = wire(default_factory=list, required=True, encode=list, decode=read_token_list)
     tokens: list[str | None] | None = wire(default=None, null=True)
     text: str | None = wire(default=None, null=True)
     output_type: OutputType = OutputType.TEXT
@@ -258,10 +264,7 @@ class LLMEngineOutput:
 
     @classmethod
     def from_wire(cls, value: Any) -> LLMEngineOutput:
-        if not isinstance(value, Mapping):
-            raise WireError(f"an engine output must be an object, got {value!r:.60}")
-        if "token_ids" not in value:
-            raise WireError("token_ids: missing")
+        """Reads an output; `token_ids` must be there, all else may be missing. Raises WireError."""
         return from_wire(cls, value)
 
 
@@ -274,8 +277,8 @@ class BackendOutput:
     checkpoint after this output.
     """
 
-    token_ids: list[int] = wire(default_factory=list)
-    tokens: list[str | None] = wire(default_factory=list)
+    token_ids: list[int] = wire(default_factory=list, required=True, encode=list, decode=read_token_list)
+    tokens: list[str | None] = wire(default_factory=list, required=True)
     text: str | None = wire(default=None, null=True)
     cum_log_probs: float | None = wire(default=None, null=True)
     log_probs: list[float] | None = wire(default=None, null=True)
@@ -314,15 +317,26 @@ class EmbeddingsEngineOutput:
     total_tokens: int
 
 
+def _error_words(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        value = value.get("message")
+    if value is not None and not isinstance(value, str):
+        raise WireError(f"expected an error's words, got {value!r:.60}")
+    return value
+
+
 @dataclass(slots=True)
 class Annotated:
-    """The envelope of an event stream: data, or an event with comments, or an error."""
+    """The envelope of an event stream: data, or an event with comments, or an error.
+
+    `error` is read from a string or from an object's `message`.
+    """
 
     data: LLMEngineOutput | None = None
     id: str | None = None
     event: str | None = None
     comment: list[str] | None = None
-    error: str | None = None
+    error: str | None = wire(default=None, decode=_error_words)
 
     def failure(self) -> str | None:
         """The error's words, whether the envelope or its data carries it."""
@@ -331,6 +345,15 @@ class Annotated:
         if self.event == "error":
             return "; ".join(self.comment or ()) or "unspecified error"
         return self.data.error() if self.data is not None else None
+
+    def to_wire(self) -> dict[str, Any]:
+        out: dict[str, Any] = to_wire(self)
+        return out
+
+    @classmethod
+    def from_wire(cls, value: Any) -> Annotated:
+        """Reads an envelope. Raises WireError."""
+        return from_wire(cls, value)
 
 
 def prompt_logprobs_of(engine_data: Any) -> PromptLogprobs | None:

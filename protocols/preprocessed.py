@@ -6,22 +6,18 @@ Wire names and null rules follow dynamo-llm 1.6 (`cache_salt`, `_HEALTH_CHECK`, 
 
 from __future__ import annotations
 
-import array
 import enum
-import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from protocols.options import OutputOptions, SamplingOptions, StopConditions
 from protocols.outputs import DecoderCheckpoint, PromptTokensDetails, TraceLink
+from protocols.token_ids import pack_token_ids, read_token_ids
 from protocols.wire import WireError, from_wire, to_wire, wire
 
 WorkerId = int
-I32_MAX = 2**31 - 1
-MAX_TOKEN_ID = 2**32 - 1
-PREALLOC_CAP = 1 << 20
-"""No reader reserves more than this many ids on the word of an array header."""
 
 
 class RequestPhase(enum.Enum):
@@ -72,14 +68,26 @@ def _uint(bits: int, what: str) -> Any:
     return decode
 
 
+def _uuid(value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        return str(uuid.UUID(value))
+    except (ValueError, AttributeError, TypeError):
+        raise WireError(f"expected a UUID, got {value!r:.60}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class BootstrapInfo:
-    """What both legs of an SGLang pair must share before either starts. `bootstrap_room` is an exact integer."""
+    """What both legs of a pair must share before either starts. `bootstrap_room` is an exact integer.
+
+    `handoff_id`: a UUID that names the hand-off for as long as it lives, for engines that want one.
+    """
 
     bootstrap_host: str
     bootstrap_port: int = wire(decode=_uint(16, "a port (0..65535)"))
     bootstrap_room: int = wire(decode=_uint(64, "a room (0..2^64-1)"))
-    handoff_id: str | None = None
+    handoff_id: str | None = wire(default=None, decode=_uuid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class MmRoutingInfo:
     `expanded_prompt_len` is the expanded length without the padding that `routing_token_ids` may carry.
     """
 
-    routing_token_ids: tuple[int, ...] = ()
+    routing_token_ids: tuple[int, ...] = wire(default=(), encode=list, decode=read_token_ids)
     block_mm_infos: tuple[Any, ...] = ()
     expanded_prompt_len: int = 0
 
@@ -155,34 +163,6 @@ class AgentContext:
     input_trigger: str | None = None
 
 
-def pack_token_ids(token_ids: Sequence[int]) -> bytes | list[int]:
-    """Little-endian int32 bytes for a binary codec; ids above int32 keep the sequence form."""
-    if any(token_id > I32_MAX for token_id in token_ids):
-        return list(token_ids)
-    packed = array.array("i", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def read_token_ids(value: Any) -> tuple[int, ...]:
-    """Ids from a sequence or from packed little-endian int32 bytes. Raises WireError otherwise."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        raw = bytes(value)
-        if len(raw) % 4:
-            raise WireError("packed token_ids byte length is not a multiple of 4")
-        packed = array.array("I", raw)
-        if sys.byteorder == "big":
-            packed.byteswap()
-        return tuple(packed)
-    if not isinstance(value, (list, tuple)):
-        raise WireError("expected a sequence of token ids or packed little-endian int32 bytes")
-    for place, token_id in enumerate(value):
-        if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
-            raise WireError(f"[{place}]: expected a token id (0..2^32-1), got {token_id!r}")
-    return tuple(value)
-
-
 def _encoder_result(value: Any) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, Mapping):
         raise WireError("must be a JSON object")
@@ -197,7 +177,7 @@ class PreprocessedRequest:
     unknown fields that an engine may take. `jail_seed`, `staged_kv_cleanup` and `phase` are this process's own.
     """
 
-    token_ids: tuple[int, ...] = wire(decode=read_token_ids)
+    token_ids: tuple[int, ...] = wire(encode=list, decode=read_token_ids)
     model: str = ""
     prompt_embeds: str | None = None
     multi_modal_data: Mapping[str, tuple[MultimodalData, ...]] | None = None

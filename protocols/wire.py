@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_DECIMAL = re.compile(r"-?[0-9]{1,20}")
 
 
 class WireError(ValueError):
@@ -28,6 +31,7 @@ def wire(
     name: str | None = None,
     null: bool = False,
     omit_false: bool = False,
+    required: bool = False,
     local: bool = False,
     encode: Callable[[Any], Any] | None = None,
     decode: Callable[[Any], Any] | None = None,
@@ -35,9 +39,18 @@ def wire(
     """A dataclass field with wire rules.
 
     `name`: its name on the wire. `null`: None is written as null. `omit_false`: False is left out.
-    `local`: never written, never read. `encode`/`decode`: own conversion of this field's value.
+    `required`: must be in the map that is read, though it has a default here. `local`: never written, never read.
+    `encode`/`decode`: own conversion of this field's value.
     """
-    how = {"name": name, "null": null, "omit_false": omit_false, "local": local, "encode": encode, "decode": decode}
+    how = {
+        "name": name,
+        "null": null,
+        "omit_false": omit_false,
+        "required": required,
+        "local": local,
+        "encode": encode,
+        "decode": decode,
+    }
     if default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=default_factory, metadata={"wire": how})
     return dataclasses.field(default=default, metadata={"wire": how})
@@ -69,7 +82,7 @@ def _plan(cls: Any) -> tuple[_Member, ...]:
                 name=how.get("name") or field.name,
                 null=how.get("null", False),
                 omit_false=how.get("omit_false", False),
-                required=required,
+                required=how.get("required", False) or required,
                 encode=how.get("encode") or to_wire,
                 decode=how.get("decode") or _decoder(hints[field.name]),
             )
@@ -85,7 +98,8 @@ def to_wire(value: Any) -> Any:
         return value.__wire__()
     if dataclasses.is_dataclass(value):
         out: dict[str, Any] = {}
-        for member in _plan(type(value)):
+        kind: Any = type(value)
+        for member in _plan(kind):
             attr = getattr(value, member.attr)
             if attr is None:
                 if member.null:
@@ -109,7 +123,8 @@ def from_wire(cls: type[T], value: Any) -> T:
     if not isinstance(value, Mapping):
         raise WireError(f"expected an object, got {_kind(value)}")
     known = {}
-    for member in _plan(cls):
+    kind: Any = cls
+    for member in _plan(kind):
         if member.name not in value:
             if member.required:
                 raise WireError(f"{member.name}: missing")
@@ -219,7 +234,7 @@ def _map(key_of: Callable[[Any], Any], decode: Callable[[Any], Any], value: Any)
 
 def _key(key_of: Callable[[Any], Any], key: Any) -> Any:
     """JSON has string keys only; a map keyed by integers is read from their decimal form."""
-    if isinstance(key, str) and key.lstrip("-").isdigit():
+    if isinstance(key, str) and _DECIMAL.fullmatch(key):
         try:
             return key_of(int(key))
         except WireError:
