@@ -1,0 +1,143 @@
+"""The error envelopes of inference servers, read into one shape.
+
+Seen: `{"error": {"message", "type", "param", "code"}}` (OpenAI, vLLM, llama.cpp), flat `{"object": "error", "message", …}`
+(SGLang, TensorRT-LLM), `{"error": "text"}` (TensorRT-LLM's validation, vLLM's 401), `{"detail": …}` (FastAPI), and plain
+text (a crashed server, a proxy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from protocols.errors import (
+    BodyTooLarge,
+    ContextLengthExceeded,
+    EngineFailure,
+    GatewayError,
+    InvalidRequest,
+    ProtocolViolation,
+    WorkerBusy,
+    WorkerMisconfigured,
+)
+
+MAX_WORDS = 2000
+_TOO_LONG_TYPES = frozenset({"exceed_context_size_error", "context_length_exceeded"})
+_TOO_LONG_WORDS = (
+    "maximum context length",
+    "context size",
+    "context length",
+    "max_model_len",
+    "max_seq_len",
+    "max_num_tokens",
+    "max_input_len",
+    "prompt length",
+    "prompt is too long",
+)
+_BUSY = frozenset({429, 503, 529})
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBody:
+    """What an error says. `message` is never empty; the rest is None where the envelope has none."""
+
+    message: str
+    type: str | None = None
+    param: str | None = None
+    code: str | int | None = None
+
+    def too_long(self) -> bool:
+        """Whether it speaks of a prompt, or prompt and answer, that does not fit the context."""
+        if self.type in _TOO_LONG_TYPES or self.code in _TOO_LONG_TYPES:
+            return True
+        words = self.message.lower()
+        return any(word in words for word in _TOO_LONG_WORDS)
+
+
+def error_body(body: bytes) -> ErrorBody:
+    """Reads the body of a refusal, whatever its shape."""
+    try:
+        return error_value(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return ErrorBody(_words(body.decode(errors="replace").strip()))
+
+
+def error_value(value: Any) -> ErrorBody:
+    """The same for a value already parsed: a whole envelope, or what stands under `error`."""
+    if not isinstance(value, Mapping):
+        return ErrorBody(_words(value))
+    inner = value.get("error")
+    if isinstance(inner, Mapping):
+        value = inner
+    elif inner is not None:
+        return ErrorBody(_words(inner), type=_text(value.get("type")), code=_code(value.get("code")))
+    message = value.get("message") or value.get("detail") or value.get("msg")
+    return ErrorBody(
+        message=_words(message),
+        type=_text(value.get("type")),
+        param=_text(value.get("param")),
+        code=_code(value.get("code")),
+    )
+
+
+def http_error(status: int, error: ErrorBody) -> GatewayError:
+    """What a refusal by `status` means where the engine has no peculiarity of its own.
+
+    400 and its like are the client's fault; 401, 403, 404 and 405 ours (a key, a route or a name that this worker does
+    not know); 429, 503 and 529 nobody's; all else the worker's.
+    """
+    words = error.message
+    if status in _BUSY:
+        return WorkerBusy(words, worker_status=status)
+    if status in (401, 403, 404, 405, 407, 415):
+        return WorkerMisconfigured(f"the worker answered {status}: {words}", worker_status=status)
+    if status == 413:
+        return BodyTooLarge(words, param=error.param)
+    if 400 <= status < 500 and status not in (408, 499):
+        kind = ContextLengthExceeded if error.too_long() else InvalidRequest
+        return kind(words, param=error.param)
+    if status < 400:
+        return ProtocolViolation(f"the worker answered {status}", worker_status=status)
+    return EngineFailure(words, worker_status=status)
+
+
+def event_error(error: ErrorBody) -> GatewayError:
+    """What an error inside a reply of status 200 means: its code, where it is a status, says whose fault it is."""
+    status = _status(error.code)
+    if status is not None and 400 <= status < 500:
+        return http_error(status, error)
+    if error.code == "context_length_exceeded":
+        return ContextLengthExceeded(error.message, param=error.param)
+    if error.type == "invalid_request_error":
+        kind = ContextLengthExceeded if error.too_long() else InvalidRequest
+        return kind(error.message, param=error.param)
+    if status in _BUSY:
+        return WorkerBusy(error.message, worker_status=status)
+    return EngineFailure(error.message)
+
+
+def _status(code: str | int | None) -> int | None:
+    if isinstance(code, str) and code.isascii() and code.isdigit() and len(code) == 3:
+        return int(code)
+    return code if isinstance(code, int) else None
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, str):
+        text = value
+    elif value is None:
+        text = ""
+    else:
+        text = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    return text[:MAX_WORDS] or "the worker gave no reason"
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _code(value: Any) -> str | int | None:
+    return value if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "" else None
