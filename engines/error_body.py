@@ -1,8 +1,8 @@
 """The error envelopes of inference servers, read into one shape.
 
-Seen: `{"error": {"message", "type", "param", "code"}}` (OpenAI, vLLM, llama.cpp), flat `{"object": "error", "message", …}`
-(SGLang, TensorRT-LLM), `{"error": "text"}` (TensorRT-LLM's validation, vLLM's 401), `{"detail": …}` (FastAPI), and plain
-text (a crashed server, a proxy).
+Seen: nested `{"error": {"message", "type", "param", "code"}}` (OpenAI, vLLM, llama.cpp), flat `{"object": "error",
+"message", ...}` (SGLang, TensorRT-LLM), `{"error": "text"}` (TensorRT-LLM's validation, vLLM's 401), `{"detail": ...}`
+(FastAPI), and plain text (a crashed server, a proxy).
 """
 
 from __future__ import annotations
