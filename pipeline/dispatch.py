@@ -1,0 +1,185 @@
+"""Choosing a worker and sending to it: `WorkerRouter`, the service at the bottom of the chain.
+
+Two public steps, `reserve` and `run`; as a service it does both in a row. Between the choice and the count there is no
+`await`, so two requests cannot both see the same idle worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from engines.base import Call, EngineAdapter
+from pipeline.context import RequestContext, new_ids
+from pipeline.deadlines import Deadlines
+from pipeline.reading import Reading
+from pipeline.service import Sink
+from pipeline.ticker import Ticker
+from protocols.errors import Blame, GatewayError, WorkerFailure, WorkerSilent
+from protocols.outputs import LLMEngineOutput
+from protocols.preprocessed import PreprocessedRequest
+from protocols.worker import Leg, Worker
+from routers.base import Choice, Profile, Query, choose
+from routers.load import Loads, Reservation
+from telemetry.metrics import WorkerMetrics
+from workers.client import WorkerClient
+from workers.registry import Registry
+
+
+class Lease:
+    """A chosen worker, counted as busy from this moment on. `release` is idempotent.
+
+    `alone`: the worker serves the request without a peer, whatever its role.
+    """
+
+    __slots__ = ("_reservation", "adapter", "alone", "choice", "ids", "leg", "rank")
+
+    def __init__(
+        self, choice: Choice, adapter: EngineAdapter, leg: Leg, reservation: Reservation, *, alone: bool
+    ) -> None:
+        self.choice = choice
+        self.adapter = adapter
+        self.leg = leg
+        self.alone = alone
+        self.rank = choice.dp_rank
+        self.ids = new_ids()
+        self._reservation = reservation
+
+    @property
+    def worker(self) -> Worker:
+        return self.adapter.worker
+
+    def release(self) -> None:
+        self._reservation.release()
+
+
+class WorkerRouter:
+    """One model's way to its workers."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        registry: Registry,
+        client: WorkerClient,
+        loads: Loads,
+        profiles: Mapping[Leg, Profile],
+        deadlines: Deadlines,
+        ticker: Ticker,
+        clock: Callable[[], float],
+        metrics: WorkerMetrics,
+    ) -> None:
+        self.model = model
+        self.registry = registry
+        self.client = client
+        self.deadlines = deadlines
+        self.ticker = ticker
+        self.clock = clock
+        self._loads = loads
+        self._profiles = profiles
+        self._metrics = metrics
+
+    # ---- step one
+
+    def reserve(
+        self,
+        request: PreprocessedRequest,
+        leg: Leg,
+        context: RequestContext,
+        *,
+        pair_keys: frozenset[tuple[object, ...]] | None = None,
+        alone: bool = False,
+    ) -> Lease:
+        """Chooses a worker for a leg and counts it. Raises Unavailable, or InvalidRequest for an impossible pin.
+
+        `pair_keys`: only workers that can pair with one of these. `alone`: only workers that may serve without a peer.
+        """
+        query = Query(
+            leg=leg,
+            hints=request.routing,
+            excluded=context.migration.excluded_worker_ids(),
+            pair_keys=pair_keys,
+            alone=alone,
+        )
+        choice = choose(self._profiles[leg], self.registry.candidates(self.model, leg, self._loads), query)
+        lease = Lease(
+            choice,
+            self.registry.adapter(choice.worker.id),
+            leg,
+            self._loads.reserve(choice.worker.id, leg),
+            alone=alone,
+        )
+        context.choices.append((leg, choice))
+        return lease
+
+    # ---- step two
+
+    def reading(
+        self, lease: Lease, request: PreprocessedRequest, context: RequestContext, sink: Sink[LLMEngineOutput]
+    ) -> Reading:
+        """The call that `lease` stands for, not yet sent."""
+        return Reading(self, lease, request, context, sink)
+
+    async def run(
+        self, lease: Lease, request: PreprocessedRequest, context: RequestContext, sink: Sink[LLMEngineOutput]
+    ) -> None:
+        """Sends, reads to the end, releases."""
+        reading = self.reading(lease, request, context, sink)
+        try:
+            await reading.open()
+            await reading.wait()
+            self.succeeded(lease)
+        finally:
+            reading.close()
+            lease.release()
+
+    async def __call__(
+        self, request: PreprocessedRequest, context: RequestContext, sink: Sink[LLMEngineOutput]
+    ) -> None:
+        await self.run(self.reserve(request, Leg.DECODE, context, alone=True), request, context, sink)
+
+    async def post(self, worker: Worker, call: Call) -> None:
+        """Sends a control call and reads its reply, whatever it says. Raises WorkerFailure when it cannot be sent."""
+        exchange = await self.client.send(worker.url, call, _Unread(), fresh=True)
+        try:
+            async with asyncio.timeout(self.deadlines.first_token_s):
+                await exchange.wait()
+        except TimeoutError as error:
+            raise WorkerSilent("no reply to a control call", worker_id=worker.id) from error
+        finally:
+            exchange.close()
+
+    # ---- what was learnt on the way
+
+    def learn(self, worker: Worker) -> EngineAdapter:
+        """A worker turned out to be different from what we knew."""
+        self.registry.replace(worker)
+        return self.registry.adapter(worker.id)
+
+    def succeeded(self, lease: Lease) -> None:
+        self.registry.observed_success(lease.worker.id)
+
+    def record(self, error: GatewayError, lease: Lease, context: RequestContext) -> GatewayError:
+        """Books a failure on the worker to blame, for this request and for all."""
+        if not isinstance(error, WorkerFailure) or error.worker_id is not None:
+            return error
+        error.worker_id = lease.worker.id
+        if lease.leg is Leg.PREFILL:
+            error.in_prefill()
+        if error.blame in (Blame.WORKER, Blame.PAIR):
+            context.migration.record_failure(lease.worker.id, error)
+        else:
+            context.migration.record_error(error)
+        self.registry.observed_failure(lease.worker.id, error)
+        self._metrics.failed(lease.worker, lease.leg, error)
+        return error
+
+
+class _Unread:
+    """A reader that wants nothing of the reply."""
+
+    def head(self, status: int, headers: dict[str, str]) -> None:
+        """Any status will do."""
+
+    def data(self, data: bytes) -> None:
+        """Dropped."""

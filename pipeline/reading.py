@@ -1,0 +1,257 @@
+"""One call to one worker, from its sending to the end of its reply.
+
+A `Reading` is the client's `Reader`: it parses what came and pushes the outputs up in the same step. It knows nothing
+of legs beyond the two kinds of call, and nothing of retries beyond HTTP's own (a pooled connection that was dead).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engines.base import Call, ReplyParser
+from pipeline.context import RequestContext
+from pipeline.service import Sink
+from protocols.errors import (
+    DeadlineExceeded,
+    Disconnected,
+    Enough,
+    GatewayError,
+    WorkerFailure,
+    WorkerSilent,
+)
+from protocols.outputs import LLMEngineOutput
+from protocols.preprocessed import PreprocessedRequest
+from protocols.worker import Leg
+from workers.client import Exchange
+
+if TYPE_CHECKING:
+    from pipeline.dispatch import Lease, WorkerRouter
+
+MAX_REFUSAL_BYTES = 1024 * 1024
+
+
+class Reading:
+    """`open` sends, `wait` returns when the answer is complete, `close` ends it in this same step.
+
+    `taken`: the worker has answered 200, so it has the request. `outputs_seen`: an output has come. Cancelling `wait`
+    leaves the reply running: whoever owns the reading closes it, or goes on waiting.
+    """
+
+    __slots__ = (
+        "_call",
+        "_exchange",
+        "_head_owner",
+        "_last_output_at",
+        "_outputs",
+        "_parser",
+        "_refusal",
+        "_router",
+        "_sent_at",
+        "_sink",
+        "_status",
+        "context",
+        "lease",
+        "outputs_seen",
+        "request",
+        "taken",
+    )
+
+    def __init__(
+        self,
+        router: WorkerRouter,
+        lease: Lease,
+        request: PreprocessedRequest,
+        context: RequestContext,
+        sink: Sink[LLMEngineOutput],
+    ) -> None:
+        self._router = router
+        self.lease = lease
+        self.request = request
+        self.context = context
+        self._sink = sink
+        self._call = Call("")
+        self._exchange: Exchange | None = None
+        self._parser: ReplyParser | None = None
+        self._head_owner: object = None
+        self._status = 0
+        self._refusal: list[bytes] = []
+        self._sent_at = self._last_output_at = 0.0
+        self.taken = False
+        self.outputs_seen = False
+
+    @property
+    def began_at(self) -> float | None:
+        """When the reply's first byte came, in the loop's time; None before."""
+        return self._exchange.began_at if self._exchange is not None else None
+
+    @property
+    def sent(self) -> bool:
+        return self._exchange is not None
+
+    @property
+    def ended(self) -> bool:
+        """The reply is over, well or not."""
+        return self._exchange is not None and self._exchange.finished
+
+    @property
+    def ended_well(self) -> bool:
+        """The worker said its finish (or ended its unary reply): it holds nothing of this request any more."""
+        return self.ended and self._parser is not None and self._parser.finish_seen
+
+    def leave_flow(self) -> None:
+        """The client's pace no longer matters to this reply."""
+        if self._exchange is not None:
+            self.context.flow.leave(self._exchange)
+            self._exchange.resume()
+        self.context = self.context.released()
+
+    def stop_at_head(self, owner: object) -> None:
+        """End by `Enough(owner)` as soon as the worker has answered 200; at once if it has."""
+        self._head_owner = owner
+        if self.taken and self._exchange is not None:
+            self._exchange.fail(Enough(owner))
+
+    def sink_to(self, sink: Sink[LLMEngineOutput]) -> None:
+        """From now on outputs go to `sink`."""
+        self._sink = sink
+
+    # ---- the call
+
+    async def open(self) -> None:
+        """Sends the call. Raises CannotConnect when the worker was never reached."""
+        await self._send(fresh=False)
+
+    async def _send(self, *, fresh: bool) -> None:
+        adapter = self.lease.adapter
+        prefill = self.lease.leg is Leg.PREFILL and not self.lease.alone
+        request = self.request
+        call = (
+            adapter.prefill_call(request, self.lease.ids) if prefill else adapter.generate_call(request, self.lease.ids)
+        )
+        self._parser = adapter.parser(request, Leg.PREFILL if prefill else Leg.DECODE)
+        self._refusal = []
+        try:
+            self._exchange = await self._router.client.send(self.lease.worker.url, call, self, fresh=fresh)
+        except WorkerFailure as error:
+            raise self._failed(error) from error.__cause__
+        self._sent_at = self._last_output_at = self._router.clock()
+        if not prefill:
+            self.context.flow.join(self._exchange)
+        self._router.ticker.add(self)
+        self._call = call
+
+    async def wait(self) -> None:
+        """Until the answer is complete. Raises what ended it: a GatewayError, `Enough`, or SinkFailed."""
+        while True:
+            exchange = self._exchange
+            assert exchange is not None
+            try:
+                await exchange.wait()
+            except Disconnected as error:
+                if exchange.reused and exchange.began_at is None:
+                    await self._again(fresh=True)
+                    continue
+                self._over(error)
+                return
+            except GatewayError as error:
+                raise self._failed(error) from error.__cause__
+            if self._status == 200:
+                self._over(None)
+                return
+            await self._refused()
+
+    async def _again(self, *, fresh: bool) -> None:
+        self._leave()
+        await self._send(fresh=fresh)
+
+    async def _refused(self) -> None:
+        """The worker answered something else than 200: it may have taught us how to ask; else it is an error."""
+        body = b"".join(self._refusal)
+        learnt = self.lease.adapter.learn(self._call, self._status, body)
+        if learnt is None:
+            raise self._failed(self.lease.adapter.rejection(self._status, body))
+        self.lease.adapter = self._router.learn(learnt)
+        await self._again(fresh=False)
+
+    def _over(self, broken: Disconnected | None) -> None:
+        """The reply has ended; after a finish was seen, it ended well whatever else happened."""
+        parser = self._parser
+        assert parser is not None
+        outputs = parser.end()
+        if outputs:
+            self._push(outputs)
+        if parser.error is not None:
+            raise self._failed(broken if broken is not None and not parser.done else parser.error)
+
+    def close(self) -> None:
+        """Ends the call in this step; the sink is never called again. Idempotent."""
+        self._leave()
+        if self._exchange is not None:
+            self._exchange.close()
+
+    def fail(self, error: GatewayError | Enough) -> None:
+        """Ends the call by `error`, which comes out of `wait`."""
+        if self._exchange is not None and not self._exchange.finished:
+            self._leave()
+            self._exchange.fail(error)
+
+    def _leave(self) -> None:
+        self._router.ticker.discard(self)
+        if self._exchange is not None:
+            self.context.flow.leave(self._exchange)
+
+    # ---- the client's Reader
+
+    def head(self, status: int, headers: dict[str, str]) -> None:
+        self._status = status
+        if status == 200:
+            self.taken = True
+            if self._head_owner is not None:
+                raise Enough(self._head_owner)
+
+    def data(self, data: bytes) -> None:
+        if self._status != 200:
+            if sum(map(len, self._refusal)) < MAX_REFUSAL_BYTES:
+                self._refusal.append(data)
+            return
+        parser, exchange = self._parser, self._exchange
+        assert parser is not None
+        assert exchange is not None
+        outputs = parser.feed(data)
+        if outputs:
+            self._push(outputs)
+        if parser.error is not None:
+            exchange.fail(parser.error)
+        elif parser.done:
+            exchange.finish()
+
+    def _push(self, outputs: Sequence[LLMEngineOutput]) -> None:
+        self.outputs_seen = True
+        if self._exchange is not None and self._exchange.read_at is not None:
+            self._last_output_at = self._exchange.read_at
+        self._sink(outputs)
+
+    # ---- deadlines
+
+    def tick(self, now: float) -> None:
+        if self.lease.leg is Leg.DECODE and self.context.flow.paused:
+            self._last_output_at = now
+            return
+        if self.context.deadline is not None and now > self.context.deadline:
+            self.fail(DeadlineExceeded("the request's deadline has passed"))
+            return
+        limits = self._router.deadlines
+        if not self.outputs_seen:
+            limit = limits.first_output(len(self.request.token_ids))
+            if now - self._sent_at > limit:
+                self.fail(WorkerSilent(f"the worker sent no token within {limit:.0f} s"))
+        elif now - self._last_output_at > limits.between_tokens_s:
+            self.fail(WorkerSilent(f"the worker sent nothing for {limits.between_tokens_s:.0f} s"))
+
+    # ---- failures
+
+    def _failed(self, error: GatewayError) -> GatewayError:
+        """Records whose failure it is, before anyone sees it."""
+        self._leave()
+        return self._router.record(error, self.lease, self.context)

@@ -1,0 +1,443 @@
+"""The HTTP/1.1 client toward workers: pooled raw connections, replies pushed to a callback as they are read.
+
+Between a worker's bytes and the callback there is no queue, no future and no task switch: `data_received` runs the
+HTTP parser and, after it has returned, hands the body bytes of this one read to the call's `Reader`. Whatever that
+raises is caught here, the connection is closed, and the exception comes out of `Exchange.wait`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httptools
+
+from engines.base import Call
+from protocols.errors import CannotConnect, Disconnected, Enough, ProtocolViolation, SinkFailed
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_IDLE_S = 4.0
+"""Stock workers close idle connections after 5 s (uvicorn's default): ours must be gone before."""
+DRAIN_S = 1.0
+
+
+class Reader(Protocol):
+    """Takes one reply. Both are called from `data_received`: no await, no blocking."""
+
+    def head(self, status: int, headers: dict[str, str]) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+
+class Exchange:
+    """One call on its way: from the request's last byte written to the reply's last byte read.
+
+    `status`, `headers`: 0 and empty until the head is there. `began_at`, `read_at`: loop times of the reply's first
+    byte and of the last read; None before. `reused`: the connection came from the pool.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_error",
+        "_reader",
+        "_waiter",
+        "began_at",
+        "finished",
+        "headers",
+        "read_at",
+        "reused",
+        "status",
+    )
+
+    def __init__(self, connection: _Connection, reader: Reader) -> None:
+        self.reused = connection.reused
+        self._connection: _Connection | None = connection
+        self._reader: Reader | None = reader
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: BaseException | None = None
+        self.finished = False
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.began_at: float | None = None
+        self.read_at: float | None = None
+
+    async def wait(self) -> None:
+        """Returns when the reply is complete; raises what ended it. Cancelling it leaves the exchange running."""
+        if not self.finished:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._error is not None:
+            raise self._error
+
+    def finish(self) -> None:
+        """The reader has all it wants: the exchange is complete, what is left of the reply is read and dropped."""
+        self._end(None)
+        if self._connection is not None:
+            self._connection.drain()
+            self._connection = None
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the exchange by `error`, in this same step: the reader is never called again."""
+        self._end(error)
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection if the reply is not complete. Idempotent."""
+        self._reader = None
+        if not self.finished:
+            self._end(None)
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+
+    def pause(self) -> None:
+        if self._connection is not None:
+            self._connection.pause(True)
+
+    def resume(self) -> None:
+        if self._connection is not None:
+            self._connection.pause(False)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._reader = None
+        if self.finished:
+            return
+        self.finished = True
+        self._error = error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # ---- called by the connection
+
+    def _head(self, status: int, headers: dict[str, str]) -> None:
+        self.status, self.headers = status, headers
+        if self._reader is not None:
+            self._push(self._reader.head, status, headers)
+
+    def _body(self, data: bytes) -> None:
+        if self._reader is not None:
+            self._push(self._reader.data, data)
+
+    def _push(self, step: Callable[..., None], *what: object) -> None:
+        try:
+            step(*what)
+        except Enough as enough:
+            self.fail(enough)
+        except Exception as error:
+            failed = SinkFailed(str(error))
+            failed.__cause__ = error
+            self.fail(failed)
+
+    def _complete(self) -> None:
+        self._connection = None
+        self._end(None)
+
+    def _lost(self, error: BaseException) -> None:
+        self._connection = None
+        self._end(error)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection to a worker, in a pool while it has no exchange."""
+
+    __slots__ = (
+        "_bytes_before_head",
+        "_draining",
+        "_head_done",
+        "_head_new",
+        "_head_size",
+        "_headers",
+        "_interim",
+        "_keep_alive",
+        "_loop",
+        "_message_done",
+        "_parser",
+        "_parts",
+        "_paused",
+        "_pool",
+        "_status",
+        "_until_close",
+        "exchange",
+        "idle_since",
+        "reused",
+        "transport",
+    )
+
+    def __init__(self, pool: _Pool, loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._loop = loop
+        self.transport: asyncio.Transport | None = None
+        self.exchange: Exchange | None = None
+        self.idle_since = 0.0
+        self.reused = False
+        self._paused = False
+        self._draining: asyncio.TimerHandle | None = None
+        self._parts: list[bytes] = []
+
+    # ---- the call's side
+
+    def start(self, request: bytes, reader: Reader) -> Exchange:
+        """Writes the request; the reply goes to `reader`."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._head_size = self._bytes_before_head = 0
+        self._head_done = self._head_new = self._interim = self._message_done = self._until_close = False
+        self._keep_alive = False
+        self._parts = []
+        self.exchange = Exchange(self, reader)
+        assert self.transport is not None
+        self.transport.write(request)
+        return self.exchange
+
+    def abort(self) -> None:
+        self.exchange = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def drain(self) -> None:
+        """Nobody reads on; the rest of the reply may still make the connection reusable."""
+        self.exchange = None
+        self.pause(False)
+        if not self._message_done:
+            self._draining = self._loop.call_later(DRAIN_S, self.abort)
+
+    def pause(self, on: bool) -> None:
+        transport = self.transport
+        if transport is None or on is self._paused or transport.is_closing():
+            return
+        self._paused = on
+        if on:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None and self._draining is None:
+            self.abort()
+            return
+        if exchange is not None:
+            now = self._loop.time()
+            exchange.read_at = now
+            if exchange.began_at is None:
+                exchange.began_at = now
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._violation(f"the worker's reply is not HTTP: {error}")
+            return
+        if not self._head_done:
+            self._bytes_before_head += len(data)
+            if self._bytes_before_head > MAX_HEAD_BYTES:
+                self._violation(f"the head of the worker's reply exceeds {MAX_HEAD_BYTES} bytes")
+                return
+        if self._head_new:
+            self._head_new = False
+            if exchange is not None:
+                exchange._head(self._status, self._headers)
+        if self._parts:
+            parts, self._parts = self._parts, []
+            if exchange is not None:
+                exchange._body(parts[0] if len(parts) == 1 else b"".join(parts))
+        if self._message_done:
+            self._reply_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        self._stop_draining()
+        exchange, self.exchange, self.transport = self.exchange, None, None
+        if exchange is None:
+            return
+        if self._until_close and exc is None:
+            exchange._complete()
+            return
+        exchange._lost(self._lost_error(exc))
+
+    def _lost_error(self, exc: Exception | None) -> Disconnected:
+        how = f" ({exc})" if exc is not None and str(exc) else ""
+        return Disconnected(f"the worker closed the connection before its reply was complete{how}")
+
+    def _violation(self, message: str) -> None:
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.fail(ProtocolViolation(message))
+        else:
+            self.abort()
+
+    def _reply_complete(self) -> None:
+        exchange, self.exchange = self.exchange, None
+        self._stop_draining()
+        transport = self.transport
+        assert transport is not None
+        if self._keep_alive and not transport.is_closing() and not transport.get_write_buffer_size():
+            self.pause(False)
+            self._pool.put(self)
+        else:
+            transport.abort()
+        if exchange is not None:
+            exchange._complete()
+
+    def _stop_draining(self) -> None:
+        if self._draining is not None:
+            self._draining.cancel()
+            self._draining = None
+
+    # ---- httptools' callbacks
+
+    def on_message_begin(self) -> None:
+        if self._message_done:
+            self._keep_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_size += len(name) + len(value)
+        if self._head_size > MAX_HEAD_BYTES:
+            raise ValueError(f"the head exceeds {MAX_HEAD_BYTES} bytes")
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self._message_done:
+            return
+        self._status = status = self._parser.get_status_code()
+        self._interim = 100 <= status < 200
+        if self._interim:
+            self._headers = {}
+            return
+        self._head_done = True
+        framed = "content-length" in self._headers or "transfer-encoding" in self._headers
+        self._until_close = not framed and status not in (204, 304)
+        self._head_new = True
+
+    def on_body(self, body: bytes) -> None:
+        if not self._message_done:
+            self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._interim:
+            self._interim = False
+            return
+        if not self._message_done:
+            self._message_done = True
+            self._keep_alive = self._parser.should_keep_alive()
+
+
+class _Pool:
+    """The idle connections to one origin, most recently used last."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._idle: list[_Connection] = []
+        self.open: set[_Connection] = set()
+
+    def take(self) -> _Connection | None:
+        oldest = self._loop.time() - MAX_IDLE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since > oldest and connection.transport and not connection.transport.is_closing():
+                connection.reused = True
+                return connection
+            connection.abort()
+        return None
+
+    def put(self, connection: _Connection) -> None:
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    def forget(self, connection: _Connection) -> None:
+        self.open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        for connection in list(self.open):
+            connection.abort()
+
+
+class WorkerClient:
+    """Sends calls to workers. One per event loop; `close` ends every connection."""
+
+    def __init__(self, *, connect_timeout_s: float = 2.0, headers: dict[str, str] | None = None) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._pools: dict[str, _Pool] = {}
+        self._origins: dict[str, _Origin] = {}
+        self._extra = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+
+    async def send(self, url: str, call: Call, reader: Reader, *, fresh: bool = False) -> Exchange:
+        """Sends one call to the worker at `url`. Raises CannotConnect when it cannot be reached.
+
+        A pooled connection may turn out dead: `Exchange` then fails with Disconnected and no first byte; the caller
+        sends once more with `fresh`.
+        """
+        origin = self._origins.get(url) or self._origins.setdefault(url, _Origin(url))
+        request = origin.request(call, self._extra)
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(url) or self._pools.setdefault(url, _Pool(loop))
+        connection = None if fresh else pool.take()
+        if connection is None:
+            connection = await self._connect(loop, pool, origin)
+        return connection.start(request, reader)
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop, pool: _Pool, origin: _Origin) -> _Connection:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(pool, loop), origin.host, origin.port, ssl=origin.tls
+                )
+        except (OSError, TimeoutError) as error:
+            said = str(error) or f"no connection within {self._connect_timeout_s:g} s"
+            raise CannotConnect(f"cannot connect to the worker: {said}") from error
+        pool.open.add(connection)
+        return connection
+
+    def forget(self, url: str) -> None:
+        """The worker is gone: closes its idle connections."""
+        pool = self._pools.pop(url, None)
+        self._origins.pop(url, None)
+        if pool is not None:
+            while (connection := pool.take()) is not None:
+                connection.abort()
+
+    def open_connections(self) -> int:
+        return sum(len(pool.open) for pool in self._pools.values())
+
+    def idle_connections(self) -> int:
+        return sum(pool.idle for pool in self._pools.values())
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+
+
+class _Origin:
+    """A worker's URL, taken apart once."""
+
+    __slots__ = ("base", "host", "host_header", "port", "tls")
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if secure else 80)
+        self.base = parts.path.rstrip("/")
+        self.tls = ssl.create_default_context() if secure else None
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self.host_header = host if parts.port is None else f"{host}:{parts.port}"
+
+    def request(self, call: Call, extra: str) -> bytes:
+        lines = "".join(f"{name}: {value}\r\n" for name, value in call.headers)
+        head = (
+            f"{call.method} {self.base}{call.path} HTTP/1.1\r\nhost: {self.host_header}\r\n"
+            f"content-type: {call.content_type}\r\ncontent-length: {len(call.body)}\r\n{extra}{lines}\r\n"
+        )
+        return head.encode("latin-1") + call.body
