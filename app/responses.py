@@ -1,8 +1,8 @@
 """The client's side of one answer: `ClientWatch` notices that the client has left, `EventStream` writes the stream.
 
 Written for uvicorn (its `send` waits only while the transport's buffer is full, its `receive` waits for the client).
-Both coroutines are driven by hand: a chunk is on its way to the socket when `write` returns, without a task or a future,
-and a task is made only when the server really has to wait.
+Both coroutines are driven by hand: a chunk is on its way to the socket when `write` returns, without a task or a
+future, and a task is made only when the server really has to wait.
 """
 
 from __future__ import annotations

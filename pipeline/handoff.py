@@ -19,7 +19,7 @@ from pipeline.reading import Reading
 from pipeline.service import Sink
 from protocols.errors import Enough, GatewayError, IncompleteReply
 from protocols.outputs import LLMEngineOutput
-from protocols.preprocessed import PreprocessedRequest, PrefillResult, RequestPhase
+from protocols.preprocessed import PrefillResult, PreprocessedRequest, RequestPhase
 from protocols.worker import Leg
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ class SequentialPair:
         lease_s, began_at = self.prefill.lease.adapter.lease_s, self.prefill.began_at
         if lease_s is None or began_at is None:
             return False
-        return self._router.clock() - began_at > max(lease_s - 10.0, lease_s / 2)
+        margin = min(self._router.deadlines.lease_margin_s, lease_s / 2)
+        return self._router.clock() - began_at > lease_s - margin
 
     async def run_decode(self) -> None:
         """Decodes with the hand-off in hand (or without, when nothing was pinned)."""
@@ -184,7 +185,7 @@ class SequentialPair:
             self.decode_lease = None
 
     async def _release(self) -> None:
-        """Hard rule 3: reads prefill's reply to its end and lets a decode worker fetch, and so free, what was pinned."""
+        """Hard rule 3: reads prefill's reply to its end and lets a decode worker fetch, and so free, the pinned KV."""
         try:
             if not self.prefill.ended:
                 await self.prefill.wait()

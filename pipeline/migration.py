@@ -59,7 +59,7 @@ class Replay(Generic[Output]):
         self._checkpoint = outputs[-1].jailed_text
 
     def attempt(self) -> PreprocessedRequest:
-        """The next attempt: the prompt plus what was shown, that much less to come, the decoder's checkpoint as seed."""
+        """The next attempt: prompt plus what was shown, that much less to come, the decoder's checkpoint as seed."""
         if not self._shown:
             return self.request
         stop = self.request.stop_conditions

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.workers.wire_server import Peer, wire_server
 
 from engines.base import Call
 from protocols.errors import CannotConnect, Disconnected, Enough, ProtocolViolation, SinkFailed
+from tests.workers.wire_server import Peer, wire_server
 from workers.client import MAX_HEAD_BYTES, WorkerClient
 
 CALL = Call("/generate", b'{"a":1}', (("x-request-id", "r1"),))

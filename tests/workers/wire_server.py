@@ -66,7 +66,7 @@ async def wire_server(script: Script) -> AsyncIterator[WireServer]:
             writer.close()
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    server.url = "http://127.0.0.1:%d" % listener.sockets[0].getsockname()[1]
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     try:
         yield server
     finally:
