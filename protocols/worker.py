@@ -60,6 +60,7 @@ class Worker:
     """One server process. `url` has no trailing slash. Config wins over what the worker tells.
 
     `lease_s`: how long prefill keeps pinned blocks for decode, in seconds (None: the engine's default).
+    `taints`: labels that a request's routing constraints may require.
     """
 
     id: int
@@ -74,6 +75,7 @@ class Worker:
     dp_size: int = 1
     lease_s: float | None = None
     context_length: int | None = None
+    taints: frozenset[str] = frozenset()
     traits: WorkerTraits = WorkerTraits()
 
     @property
