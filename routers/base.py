@@ -64,16 +64,15 @@ _NOBODY: frozenset[int] = frozenset()
 class Query:
     """What one leg of one request asks for.
 
-    `excluded`: workers that have failed this request. `avoid`: workers to leave out as long as others are left.
-    `pair_key`: that of the peer already chosen, which this leg's worker must share. `alone`: True, a worker that
-    answers without a peer; False, one of a pair; None, either.
+    `excluded`: workers that have failed this request. `pair_keys`: only workers that can pair with one of these (the
+    peer already chosen, or those it can be chosen from). `alone`: True, only workers that answer without a peer;
+    False, only workers of pairs; None, either.
     """
 
     leg: Leg
     hints: RoutingHints | None = None
     excluded: frozenset[int] = _NOBODY
-    avoid: frozenset[int] = _NOBODY
-    pair_key: tuple[object, ...] | None = None
+    pair_keys: frozenset[tuple[object, ...]] | None = None
     alone: bool | None = None
 
     @property

@@ -49,7 +49,7 @@ def chain(candidates, query, **options):
         (NotFailed(), Query(Leg.DECODE, excluded=frozenset({9}))),
         (Ready(), decode()),
         (NotBusy(), decode()),
-        (Unsuspected(), Query(Leg.DECODE, avoid=frozenset({9}))),
+        (Unsuspected(), decode()),
     ],
 )
 def test_a_filter_that_removes_nobody_returns_what_it_was_given(candidate, narrow, query):
@@ -133,19 +133,25 @@ def test_a_pairs_leg_does_not_go_to_an_aggregated_worker(candidate):
 def test_a_peer_must_agree_with_the_one_already_chosen(candidate):
     pool = [candidate(1, pair_key=("vllm", "0.31")), candidate(2, pair_key=("vllm", "0.32"))]
 
-    assert ids(SamePair()(pool, Query(Leg.DECODE, pair_key=("vllm", "0.32")))) == [2]
+    assert ids(SamePair()(pool, Query(Leg.DECODE, pair_keys=frozenset({("vllm", "0.32")})))) == [2]
+
+
+def test_one_of_several_possible_peers_is_enough(candidate):
+    pool = [candidate(1, pair_key=("a",)), candidate(2, pair_key=("b",)), candidate(3, pair_key=("c",))]
+
+    assert ids(SamePair()(pool, Query(Leg.PREFILL, pair_keys=frozenset({("a",), ("c",)})))) == [1, 3]
 
 
 def test_two_pins_that_cannot_pair_are_the_clients_fault(candidate):
-    query = Query(Leg.DECODE, RoutingHints(decode_worker_id=1), pair_key=("vllm", "0.32"))
+    query = Query(Leg.DECODE, RoutingHints(decode_worker_id=1), pair_keys=frozenset({("vllm", "0.32")}))
 
-    with pytest.raises(InvalidRequest, match="x-tandem-worker: worker 1 is not one that agrees with its peer"):
+    with pytest.raises(InvalidRequest, match="x-tandem-worker: worker 1 is not one that agrees with a peer"):
         chain([candidate(1, pair_key=("sglang",))], query)
 
 
 def test_no_compatible_peer_is_nobodys_fault(candidate):
     with pytest.raises(NoAvailableWorkers, match="pair: none agrees"):
-        chain([candidate(1, pair_key=("sglang",))], Query(Leg.DECODE, pair_key=("vllm",)))
+        chain([candidate(1, pair_key=("sglang",))], Query(Leg.DECODE, pair_keys=frozenset({("vllm",)})))
 
 
 def test_a_worker_that_failed_this_request_is_not_tried_again(candidate):
@@ -196,10 +202,3 @@ def test_a_suspect_serves_only_when_nobody_better_is_left(candidate):
 
     assert chain([suspect, candidate(2)], decode()).casualties == {"suspect": (1,)}
     assert chain([suspect], decode()).worker.id == 1
-
-
-def test_a_worker_to_avoid_serves_only_when_nobody_better_is_left(candidate):
-    query = Query(Leg.DECODE, avoid=frozenset({1}))
-
-    assert chain([candidate(1), candidate(2)], query).worker.id == 2
-    assert chain([candidate(1)], query).worker.id == 1
