@@ -76,12 +76,16 @@ class ReplyParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A control-plane request: asked at registration (`info_probes`) or again and again (`health_probe`)."""
+    """A control-plane request: asked at registration (`info_probes`) or again and again (`health_probe`).
+
+    `interval_s`: not more often than this, since the probe costs the worker something; None: as often as one likes.
+    """
 
     path: str
     method: str = "GET"
     body: bytes | None = None
     timeout_s: float = 5.0
+    interval_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

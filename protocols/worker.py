@@ -41,6 +41,9 @@ class WorkerTraits:
     `served_name`: the model's name there. `generate`: vLLM's `/inference/v1/generate` is open (None: not yet known).
     `incremental`: SGLang streams deltas, not cumulative text. `packed_ids`: a native worker reads packed token ids.
     `incarnation`: changes when the process behind the URL was restarted, where the engine tells.
+    `role`, `dp_size`, `bootstrap_port`: what the server was started as (SGLang). `ready_route`: it has `/ready`.
+    `priority_sign`: 1 where a higher priority goes first, -1 where a lower one does, 0 where it takes none.
+    `stop_strings`: False for a vLLM server without a tokenizer (`--tokens-only`), which refuses them.
     """
 
     served_name: str | None = None
@@ -53,6 +56,12 @@ class WorkerTraits:
     page_size: int | None = None
     kv_dtype: str | None = None
     incarnation: str | None = None
+    role: Role | None = None
+    dp_size: int | None = None
+    bootstrap_port: int | None = None
+    ready_route: bool | None = None
+    priority_sign: int | None = None
+    stop_strings: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
