@@ -1,0 +1,180 @@
+"""From an engine's outputs to text, for one attempt and choice: ids in, text that may be shown out.
+
+Which ids end an answer, and whether their text is seen (as vLLM 0.32 does, seen through OpenAI's API):
+an eos or hidden id ends it unseen; the client's own stop id ends it unseen, unless the matched stop is to be included;
+a visible id ends it seen. The id itself is always counted. An id that does not end the answer (`ignore_eos`,
+`min_tokens`) is a token like any other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from protocols.outputs import (
+    BackendOutput,
+    DecoderCheckpoint,
+    FinishReason,
+    LLMEngineOutput,
+    StopReason,
+    TopLogprob,
+)
+from protocols.preprocessed import PreprocessedRequest
+from text.stop_filter import StopFilter
+from text.tokenizer import Tokenizer
+
+_CONTEXT = 64
+"""Ids of the prompt's end that a stream may look back on."""
+
+
+class Decoder:
+    """Decodes one attempt. Its state after any outputs is a function of the ids, not of how they were cut.
+
+    A replay makes a new one from the request it sends: the prompt and the ids so far as `token_ids`, what was left of
+    the limits, and the last output's `jailed_text` as `jail_seed`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, request: PreprocessedRequest) -> None:
+        conditions = request.stop_conditions
+        seed = request.jail_seed or DecoderCheckpoint()
+        end = max(0, len(request.token_ids) - len(seed.pending_token_ids))
+        self._tokenizer = tokenizer
+        self._stream = tokenizer.decode_stream(
+            skip_special_tokens=request.output_options.skip_special_tokens is not False,
+            context=request.token_ids[max(0, end - _CONTEXT) : end],
+            pending=seed.pending_token_ids,
+        )
+        include = bool(request.sampling_options.include_stop_str_in_output)
+        self._filter = StopFilter(conditions.stop or (), include=include, jailed=seed.jailed_text)
+        self._eos = frozenset(request.eos_token_ids)
+        self._stop_ids = _stop_ids(request, self._eos, include)
+        self._room = sys.maxsize if conditions.max_tokens is None else conditions.max_tokens
+        self._unarmed = conditions.min_tokens or 0
+        self._plain = not conditions.stop and not self._unarmed and not seed.jailed_text
+        self._finish: FinishReason | None = None
+        self._stop_reason: StopReason | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Has our own stop, or the limit, ended the answer? Then `ending` tells how, and nothing more is taken in."""
+        return self._finish is not None
+
+    def feed(self, output: LLMEngineOutput) -> BackendOutput:
+        """What an output that is not the last becomes: its ids, those after the stopping one dropped, and the text
+        that may be shown now. Never a finish reason. An engine's own `text` passes untouched."""
+        if output.text is not None and self._finish is None:
+            self._room -= len(output.token_ids)
+            return self._render(output, len(output.token_ids), output.text)
+        taken, text = self._take(output.token_ids)
+        return self._render(output, taken, text)
+
+    def ending(self, output: LLMEngineOutput | None) -> BackendOutput:
+        """The last output of the answer. `output`: the engine's finishing one (it may carry ids yet), None when the
+        reply was cut off by our stop or ended without a finish.
+
+        Brings the text that was still withheld, the usage of the engine, and the finish: our stop's if there was one,
+        else the engine's.
+        """
+        last = self.feed(output or LLMEngineOutput())
+        last.text = (last.text or "") + self._release() or None
+        last.jailed_text = None
+        if self._finish is not None:
+            last.finish_reason, last.stop_reason = self._finish, self._stop_reason
+        elif output is not None:
+            last.finish_reason, last.stop_reason = output.finish_reason, output.stop_reason
+        return last
+
+    def _take(self, ids: Sequence[int]) -> tuple[int, str]:
+        """Reads ids up to the one that ends the answer. How many were taken, and the text that may be shown."""
+        count = len(ids)
+        if self._plain and self._finish is None and count <= self._room and self._stop_ids.keys().isdisjoint(ids):
+            self._room -= count
+            return count, self._stream.feed(ids)
+        shown: list[str] = []
+        for taken, token_id in enumerate(ids):
+            if self._finish is None and self._room <= 0:
+                self._finish = FinishReason.LENGTH
+            if self._finish is not None:
+                return taken, "".join(shown)
+            shown.append(self._take_one(token_id))
+        return count, "".join(shown)
+
+    def _take_one(self, token_id: int) -> str:
+        self._room -= 1
+        armed = self._unarmed <= 0
+        self._unarmed -= 1
+        seen = self._stop_ids.get(token_id) if armed else None
+        text, match = "", None
+        if seen is not False:
+            text, match = self._filter.feed(self._stream.step(token_id), armed=armed)
+        if match is not None:
+            self._stop(match)
+        elif seen is not None:
+            self._stop(None if token_id in self._eos else token_id)
+        return text
+
+    def _stop(self, reason: StopReason | None) -> None:
+        self._finish, self._stop_reason = FinishReason.STOP, reason
+
+    def _release(self) -> str:
+        """The text still withheld, at the end. After a stop string there is none."""
+        if isinstance(self._stop_reason, str):
+            return ""
+        text, match = self._filter.feed(self._stream.flush(), armed=self._unarmed <= 0)
+        if match is None:
+            return text + self._filter.flush()
+        if self._finish is None:
+            self._stop(match)
+        return text
+
+    def _render(self, output: LLMEngineOutput, taken: int, text: str) -> BackendOutput:
+        ids, tokens = output.token_ids, output.tokens
+        log_probs, top_logprobs = output.log_probs, output.top_logprobs
+        if taken < len(ids):
+            ids = ids[:taken]
+            tokens = tokens and tokens[:taken]
+            log_probs = log_probs and log_probs[:taken]
+            top_logprobs = top_logprobs and top_logprobs[:taken]
+        if top_logprobs:
+            self._name(top_logprobs)
+        return BackendOutput(
+            token_ids=ids,
+            tokens=self._tokenizer.token_texts(ids) if tokens is None else tokens,
+            text=text or None,
+            cum_log_probs=output.cum_log_probs,
+            log_probs=log_probs,
+            top_logprobs=top_logprobs,
+            index=output.index,
+            completion_usage=output.completion_usage,
+            disaggregated_params=output.disaggregated_params,
+            encoder_result=output.encoder_result,
+            worker_trace_link=output.worker_trace_link,
+            engine_data=output.engine_data,
+            routing_data=output.routing_data,
+            jailed_text=self._checkpoint(),
+        )
+
+    def _checkpoint(self) -> DecoderCheckpoint | None:
+        jailed, pending = self._filter.jailed, self._stream.pending
+        return DecoderCheckpoint(jailed, pending) if jailed or pending else None
+
+    def _name(self, positions: Sequence[Sequence[TopLogprob]]) -> None:
+        """Gives alternatives that came as bare ids their text and bytes."""
+        for alternatives in positions:
+            for alternative in alternatives:
+                if alternative.token is None:
+                    alternative.token = self._tokenizer.token_text(alternative.token_id)
+                    alternative.bytes = list(self._tokenizer.token_bytes(alternative.token_id))
+
+
+def _stop_ids(request: PreprocessedRequest, eos: frozenset[int], include: bool) -> dict[int, bool]:
+    """The ids that end the answer, and whether their text is seen."""
+    conditions = request.stop_conditions
+    own, hidden, visible = (
+        frozenset(ids or ())
+        for ids in (conditions.stop_token_ids, conditions.stop_token_ids_hidden, conditions.stop_token_ids_visible)
+    )
+    hidden |= eos
+    if conditions.ignore_eos:
+        hidden, visible = hidden - eos, visible - eos
+    return {**dict.fromkeys(own, include), **dict.fromkeys(hidden, False), **dict.fromkeys(visible, True)}
