@@ -1,0 +1,246 @@
+"""A choice's outputs to OpenAI's stream events; the last step of a token's way.
+
+The bytes around a text are made once per choice; a read of the worker's reply becomes one chunk, however many tokens it
+brought. Nothing is sent that shows nothing: ids whose text is withheld wait for it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import orjson
+
+from protocols.errors import GatewayError, InternalError
+from protocols.outputs import BackendOutput
+from text.answer_form import AnswerForm, finish_name
+from text.logprobs import chat_logprobs, completion_logprobs
+from text.token_report import TokenReport
+from text.usage import ChoiceCount, UsageCount
+
+DONE = b"data: [DONE]\n\n"
+_HOLE = "\x7f"
+
+
+def error_event(error: GatewayError) -> bytes:
+    """A failure after the head is out: an event whose data has a top-level `error`; SDKs raise it."""
+    return b"data: " + orjson.dumps(error.envelope()) + b"\n\n"
+
+
+class ChunkFrame:
+    """What all chunks of one stream share: the bytes before the choices, and what follows them."""
+
+    __slots__ = ("_continuous", "_include_usage", "_usage", "head", "tail")
+
+    def __init__(self, form: AnswerForm, kind: str, usage: UsageCount) -> None:
+        shared = {"id": form.id, "object": kind, "created": form.created, "model": form.model}
+        self.head = b"data: " + orjson.dumps(shared)[:-1] + b',"choices":['
+        self.tail = b'],"usage":null}\n\n' if form.include_usage else b"]}\n\n"
+        self._include_usage = form.include_usage
+        self._continuous = form.continuous_usage
+        self._usage = usage
+
+    def chunk(self, choice: Mapping[str, Any], members: Mapping[str, Any]) -> bytes:
+        """A chunk of one choice; `members`: what else the chunk itself says."""
+        if self._continuous:
+            members = {**members, "usage": self._usage.usage()}
+        elif members and self._include_usage:
+            members = {**members, "usage": None}
+        if not members:
+            return self.head + orjson.dumps(choice) + self.tail
+        return self.head + orjson.dumps(choice) + b"]," + orjson.dumps(members)[1:] + b"\n\n"
+
+    def closing(self, members: Mapping[str, Any]) -> bytes:
+        """The chunk without a choice that ends a stream with its usage; nothing where there is nothing to say."""
+        if self._include_usage:
+            members = {**members, "usage": self._usage.usage()}
+        return self.head + b"]," + orjson.dumps(members)[1:] + b"\n\n" if members else b""
+
+
+class ChoiceDeltas(ABC):
+    """One choice's part of a stream."""
+
+    kind: ClassVar[str]
+    exact: ClassVar[bool]
+    """See TokenReport."""
+    prompt_at_root: ClassVar[bool]
+    """Where the prompt's own report stands: in the chunk, or in the choice."""
+
+    def __init__(self, form: AnswerForm, index: int, count: ChoiceCount, frame: ChunkFrame) -> None:
+        self.finished = False
+        self._form = form
+        self._index = index
+        self._count = count
+        self._frame = frame
+        self._prompt = form.prompt_of(index)
+        self._echo = self._prompt.text if form.echo else ""
+        self._report: TokenReport | None = None
+        if form.logprobs is not None or form.token_ids or form.prompt_logprobs:
+            self._report = TokenReport(form, self._prompt, exact=self.exact)
+        self._first = True
+        self._plain = self._report is None and not form.continuous_usage
+        before, _, after = orjson.dumps(self._choice(self._body(_HOLE))).partition(orjson.dumps(_HOLE))
+        self._lead = frame.head + before
+        self._trail = after + frame.tail
+
+    def feed(self, outputs: Sequence[BackendOutput]) -> bytes:
+        """The events of one read's outputs, b"" when they show nothing. Raises when an output is an error."""
+        if self.finished:
+            return b""
+        text = ""
+        ending = None
+        count = self._count
+        for output in outputs:
+            count.tokens += len(output.token_ids)
+            if output.text:
+                text += output.text
+            if output.completion_usage is not None:
+                count.observe(output)
+            if output.finish_reason is not None:
+                ending = output
+        if self._report is not None:
+            self._report.add(outputs)
+        if ending is None:
+            if not text:
+                return b""
+            if self._plain and not self._echo:
+                return self._lead + orjson.dumps(text) + self._trail
+        return self._events(text, ending)
+
+    def _events(self, text: str, ending: BackendOutput | None) -> bytes:
+        finish = None if ending is None or ending.finish_reason is None else finish_name(ending.finish_reason)
+        if self._report is not None:
+            self._report.tell(text, ending)
+        events = b""
+        if self._echo or text:
+            events = self._chunk(self._choice(self._body(self._echo + text)))
+            self._echo = ""
+        if ending is not None:
+            self.finished = True
+            choice = self._choice(self._empty_body(), finish)
+            if ending.stop_reason is not None:
+                choice["stop_reason"] = ending.stop_reason
+            events += self._chunk(choice)
+        return events
+
+    def _choice(self, body: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
+        return {"index": self._index, **body, "logprobs": None, "finish_reason": finish}
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        """The chunk of a choice, with what the report has to tell by now."""
+        members: dict[str, Any] = {}
+        report = self._report
+        if report is not None:
+            if self._form.logprobs is not None and (report.entries or choice["finish_reason"] is None):
+                choice["logprobs"] = self._logprobs(report)
+                report.entries = []
+            if self._form.token_ids:
+                choice["token_ids"] = report.token_ids
+                report.token_ids = []
+            if self._first:
+                self._first = False
+                (members if self.prompt_at_root else choice).update(report.prompt_members())
+        return self._frame.chunk(choice, members)
+
+    def opening(self) -> bytes:
+        """What is sent before anything of any choice."""
+        return b""
+
+    @abstractmethod
+    def _body(self, text: str) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _empty_body(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _logprobs(self, report: TokenReport) -> dict[str, Any]: ...
+
+
+class ChatDeltas(ChoiceDeltas):
+    """Chunks `chat.completion.chunk`: a role, contents, a finish."""
+
+    kind = "chat.completion.chunk"
+    exact = True
+    prompt_at_root = True
+
+    def opening(self) -> bytes:
+        return self._frame.chunk(self._choice({"delta": {"role": "assistant", "content": ""}}), {})
+
+    def _body(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def _empty_body(self) -> dict[str, Any]:
+        return {"delta": {}}
+
+    def _logprobs(self, report: TokenReport) -> dict[str, Any]:
+        return chat_logprobs(report.entries, self._form.logprobs or 0, as_ids=self._form.tokens_as_ids)
+
+
+class CompletionDeltas(ChoiceDeltas):
+    """Chunks `text_completion`: texts, the echoed prompt before the first, a finish."""
+
+    kind = "text_completion"
+    exact = False
+    prompt_at_root = False
+
+    def _body(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _empty_body(self) -> dict[str, Any]:
+        return {"text": ""}
+
+    def _logprobs(self, report: TokenReport) -> dict[str, Any]:
+        return completion_logprobs(report.entries, self._form.logprobs or 0, as_ids=self._form.tokens_as_ids)
+
+
+class StreamRenderer:
+    """A whole answer as server-sent events: give it each choice's outputs, send what it returns.
+
+    The openings of all choices come before anything else, in order: SDKs index choices densely. They wait for the first
+    event with something to show, so that a failure before it can still be told by its status. `usage` is counted here
+    and may be read when the answer has ended.
+    """
+
+    def __init__(self, form: AnswerForm, usage: UsageCount, deltas: type[ChoiceDeltas]) -> None:
+        if form.ranked:
+            raise ValueError("candidates that are ranked at the end cannot be streamed")
+        self._frame = ChunkFrame(form, deltas.kind, usage)
+        counts = usage.choices
+        self._choices = [deltas(form, index, counts[index], self._frame) for index in range(form.total())]
+        self._started = False
+
+    @classmethod
+    def chat(cls, form: AnswerForm, usage: UsageCount) -> StreamRenderer:
+        return cls(form, usage, ChatDeltas)
+
+    @classmethod
+    def completion(cls, form: AnswerForm, usage: UsageCount) -> StreamRenderer:
+        return cls(form, usage, CompletionDeltas)
+
+    def start(self) -> bytes:
+        """The openings, once; `feed` sends them by itself if nobody asked before."""
+        if self._started:
+            return b""
+        self._started = True
+        return b"".join(choice.opening() for choice in self._choices)
+
+    def feed(self, index: int, outputs: Sequence[BackendOutput]) -> bytes:
+        """The events of one read's outputs of choice `index`; b"" when they show nothing.
+
+        Raises WorkerFailure when an output is an error or an abort: neither is ever told as a finish.
+        """
+        events = self._choices[index].feed(outputs)
+        if events and not self._started:
+            return self.start() + events
+        return events
+
+    def end(self, members: Mapping[str, Any] | None = None) -> bytes:
+        """The last events: usage where it was asked for, `members` beside it, and [DONE].
+
+        Raises InternalError when a choice has no finish yet: an answer never ends cleanly without one.
+        """
+        for index, choice in enumerate(self._choices):
+            if not choice.finished:
+                raise InternalError(f"choice {index} ended without a finish")
+        return self._frame.closing(members or {}) + DONE

@@ -1,0 +1,229 @@
+"""A request and a model's card to the options of the internal request; pure.
+
+What a request leaves out is filled here, from the operator's template for the model, then the model's own
+generation_config.json, then OpenAI's defaults; engines never fill in theirs. One `PreprocessedRequest` is one choice of
+one prompt, so `n` is always 1 in what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from protocols.errors import ContextLengthExceeded
+from protocols.model_card import ModelCard
+from protocols.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from protocols.openai_errors import invalid
+from protocols.options import OutputOptions, SamplingOptions, StopConditions
+from protocols.preprocessed import RouterParams, RoutingConstraints, RoutingHints
+from text.guided import guided_decoding
+
+Request = ChatCompletionRequest | CompletionRequest
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default of /v1/completions; a chat may fill the context."""
+SMALLEST_TOP_P = 1e-6
+"""What top_p 0 becomes: engines refuse 0 (vLLM, SGLang: "(0, 1]"), and this keeps the likeliest token only, too."""
+TOP_K_OFF = -1
+
+
+def check_against(request: Request, card: ModelCard) -> None:
+    """What only the model can tell. Raises InvalidRequest for what it cannot do, and for ids outside its vocabulary."""
+    if isinstance(request, CompletionRequest):
+        if request.suffix:
+            raise invalid("suffix", "this model does not insert text before a suffix")
+        for index, prompt in enumerate(request.prompts()):
+            if not isinstance(prompt, str):
+                whole = prompt is request.prompt
+                check_vocabulary(prompt, card.vocab_size, "prompt" if whole else f"prompt[{index}]")
+    elif request.modalities and "audio" in request.modalities:
+        raise invalid("modalities", "this model answers with text only")
+    for key in request.logit_bias or ():
+        if 0 < card.vocab_size <= int(key):
+            raise _outside(f"logit_bias.{key}", int(key), card.vocab_size)
+
+
+def check_vocabulary(ids: Sequence[int], vocab_size: int, place: str) -> None:
+    """Refuses a prompt with ids that the model does not have. `vocab_size` 0: not known, all pass."""
+    if vocab_size and max(ids, default=0) >= vocab_size:
+        index = next(index for index, token_id in enumerate(ids) if token_id >= vocab_size)
+        raise _outside(f"{place}[{index}]", ids[index], vocab_size)
+
+
+def _outside(place: str, token_id: int, vocab_size: int) -> Exception:
+    return invalid(place, f"expected a token id from 0 to {vocab_size - 1}, but got {token_id} instead")
+
+
+def wanted_tokens(request: Request, card: ModelCard) -> int | None:
+    """The longest answer asked for, in tokens: the request's word, the template's, the endpoint's default.
+
+    None: as many as the context holds. Raises InvalidRequest when the shortest answer asked for is longer.
+    """
+    wanted = request.wanted_tokens()
+    if wanted is None:
+        wanted = card.template.max_completion_tokens
+    if wanted is None and isinstance(request, CompletionRequest):
+        wanted = COMPLETION_MAX_TOKENS
+    if wanted is not None and request.min_tokens is not None and request.min_tokens > wanted:
+        raise invalid("min_tokens", f"expected a value <= max_tokens ({wanted}), but got {request.min_tokens} instead")
+    return wanted
+
+
+def budget(
+    prompt_tokens: int, max_tokens: int | None, context_length: int | None, *, param: str = "messages"
+) -> int | None:
+    """How many tokens the answer may have: `max_tokens`, or less where the context ends earlier.
+
+    None only when neither number is known. `param` is the field that holds the prompt. Raises ContextLengthExceeded
+    when the prompt leaves no room for an answer.
+    """
+    if context_length is None:
+        return max_tokens
+    room = context_length - prompt_tokens
+    if room <= 0:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context_length} tokens, but the prompt has {prompt_tokens}. "
+            f"Shorten '{param}'.",
+            param=param,
+        )
+    return room if max_tokens is None else min(max_tokens, room)
+
+
+def stop_conditions(request: Request, card: ModelCard, max_tokens: int | None) -> StopConditions:
+    """When the answer ends; `max_tokens` is what `budget` gave.
+
+    Integers in `stop` are stop ids beside `stop_token_ids`. A client's stop ids end the answer visibly, eos ids do not
+    show. `ignore_eos` takes the eos ids away and nothing else.
+    """
+    strings, ids = _stops(request)
+    least = request.min_tokens
+    if least is not None and max_tokens is not None:
+        least = min(least, max_tokens)
+    return StopConditions(
+        max_tokens=max_tokens,
+        stop=strings,
+        stop_token_ids=ids,
+        stop_token_ids_visible=ids,
+        stop_token_ids_hidden=eos_token_ids(request, card) or None,
+        min_tokens=least,
+        ignore_eos=request.ignore_eos,
+        max_thinking_tokens=_max_thinking_tokens(request),
+    )
+
+
+def _stops(request: GenerationRequest) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:
+    stop = request.stop
+    items: Sequence[str | int] = (stop,) if isinstance(stop, str) else stop or ()
+    strings = tuple(item for item in items if isinstance(item, str))
+    ids = dict.fromkeys(item for item in items if isinstance(item, int))
+    ids.update(dict.fromkeys(request.stop_token_ids or ()))
+    return strings or None, tuple(ids) or None
+
+
+def eos_token_ids(request: GenerationRequest, card: ModelCard) -> tuple[int, ...]:
+    """The ids that end the answer by themselves; none when the client ignores them."""
+    return () if request.ignore_eos else card.eos_token_ids
+
+
+def _max_thinking_tokens(request: GenerationRequest) -> int | None:
+    extras = request.extras()
+    if extras is not None and extras.max_thinking_tokens is not None:
+        return extras.max_thinking_tokens
+    return request.thinking_token_budget
+
+
+def sampling_options(request: Request, card: ModelCard) -> SamplingOptions:
+    """How tokens are drawn. Raises InvalidRequest when two constraints are put on the text."""
+    defaults = card.sampling_defaults
+    top_p = _first(request.top_p, defaults.get("top_p"), 1.0)
+    top_k = _first(request.top_k, defaults.get("top_k"))
+    return SamplingOptions(
+        n=1,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=_first(request.repetition_penalty, defaults.get("repetition_penalty")),
+        temperature=_temperature(request, card),
+        top_p=max(top_p, SMALLEST_TOP_P),
+        top_k=top_k if top_k is None else int(top_k) or TOP_K_OFF,
+        min_p=_first(request.min_p, defaults.get("min_p")),
+        use_beam_search=request.use_beam_search,
+        length_penalty=request.length_penalty,
+        seed=request.seed,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        guided_decoding=guided_decoding(request),
+        logit_bias={int(key): float(value) for key, value in (request.logit_bias or {}).items()} or None,
+    )
+
+
+def _temperature(request: GenerationRequest, card: ModelCard) -> float:
+    extras = request.extras()
+    if extras is not None and extras.greed_sampling:
+        return 0.0
+    return float(_first(request.temperature, card.template.temperature, card.sampling_defaults.get("temperature"), 1.0))
+
+
+def _first(*values: Any) -> Any:
+    """The first number; a model's file may hold anything else, which counts as nothing."""
+    return next((value for value in values if type(value) in (int, float)), None)
+
+
+def choice_sampling(options: SamplingOptions, index: int) -> SamplingOptions:
+    """The options of one of several choices: a seed gives each its own, the first one the request's."""
+    if options.seed is None or index == 0:
+        return options
+    return replace(options, seed=(options.seed + index + 2**63) % 2**64 - 2**63)
+
+
+def output_options(request: Request) -> OutputOptions:
+    """What the engine reports beside the text.
+
+    That is more than the client asked for where a prompt is echoed with logprobs or candidates are ranked.
+    """
+    prompt = request.prompt_logprobs
+    if isinstance(request, ChatCompletionRequest):
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    else:
+        logprobs = request.logprobs
+        if request.echo and logprobs is not None:
+            prompt = max(prompt or 0, logprobs)
+        if logprobs is None and request.candidates() > (request.n or 1):
+            logprobs = 0
+    return OutputOptions(
+        logprobs=logprobs,
+        prompt_logprobs=prompt,
+        skip_special_tokens=request.skip_special_tokens,
+        return_tokens_as_token_ids=request.return_tokens_as_token_ids,
+    )
+
+
+def routing_hints(request: GenerationRequest) -> RoutingHints | None:
+    """What the body says of where and when; headers, which win, are the caller's to add."""
+    extras = request.extras()
+    if extras is None:
+        if request.cache_salt is None and request.priority is None:
+            return None
+        return RoutingHints(cache_namespace=request.cache_salt, priority=request.priority)
+    hints, taints = extras.agent_hints, extras.routing_constraints
+    priority = request.priority if hints is None or hints.priority is None else hints.priority
+    jump = None if hints is None else hints.latency_sensitivity
+    if jump is None and hints is not None and hints.priority is not None:
+        jump = max(0.0, float(hints.priority))
+    return RoutingHints(
+        cache_namespace=extras.cache_salt or request.cache_salt,
+        expected_output_tokens=None if hints is None else hints.osl,
+        priority=priority,
+        priority_jump=jump,
+        strict_priority=None if hints is None else hints.strict_priority,
+        routing_constraints=None
+        if taints is None
+        else RoutingConstraints(frozenset(taints.required_taints or ()), taints.preferred_taints or {}),
+    )
+
+
+def router_params(request: GenerationRequest) -> RouterParams | None:
+    """The request's own latency targets."""
+    extras = request.extras()
+    if extras is None or extras.router is None:
+        return None
+    return RouterParams(ttft_target=extras.router.ttft_target, itl_target=extras.router.itl_target)
