@@ -1,0 +1,402 @@
+"""vLLM 0.32: what a request body says, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from simulator.options import SimulatorOptions
+from simulator.vocabulary import Codec
+
+COMPLETION, CHAT, GENERATE = "completion", "chat", "generate"
+
+_MAX_LOGPROBS = 20
+_MAX_STOPS = 4
+_MAX_PROMPTS = 1024
+
+_INT, _FLOAT, _BOOL, _STR, _MAP = "int", "float", "bool", "str", "dict"
+_SAMPLING_KINDS: Mapping[str, str] = {
+    "max_tokens": _INT, "min_tokens": _INT, "n": _INT, "seed": _INT, "prompt_logprobs": _INT, "stream_interval": _INT,
+    "temperature": _FLOAT, "top_p": _FLOAT, "top_k": _INT, "min_p": _FLOAT, "repetition_penalty": _FLOAT,
+    "presence_penalty": _FLOAT, "frequency_penalty": _FLOAT, "ignore_eos": _BOOL, "skip_special_tokens": _BOOL,
+    "include_stop_str_in_output": _BOOL,
+}  # fmt: skip
+_BODY_KINDS: Mapping[str, str] = {
+    "model": _STR, "stream": _BOOL, "return_token_ids": _BOOL, "request_id": _STR, "cache_salt": _STR, "priority": _INT,
+    "kv_transfer_params": _MAP, "stream_options": _MAP,
+}  # fmt: skip
+_OPENAI_KINDS = {**_BODY_KINDS, **_SAMPLING_KINDS, "echo": _BOOL, "return_tokens_as_token_ids": _BOOL}
+
+_TYPE_ERRORS = {
+    (_INT, True): ("int_parsing", "Input should be a valid integer, unable to parse string as an integer"),
+    (_INT, False): ("int_type", "Input should be a valid integer"),
+    (_FLOAT, True): ("float_parsing", "Input should be a valid number, unable to parse string as a number"),
+    (_FLOAT, False): ("float_type", "Input should be a valid number"),
+    (_BOOL, True): ("bool_parsing", "Input should be a valid boolean, unable to interpret input"),
+    (_BOOL, False): ("bool_type", "Input should be a valid boolean"),
+    (_STR, False): ("string_type", "Input should be a valid string"),
+    (_MAP, True): ("dict_type", "Input should be a valid dictionary"),
+    (_MAP, False): ("dict_type", "Input should be a valid dictionary"),
+}
+
+
+class Refused(Exception):
+    """The request is answered with this status and error."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, kind: str = "BadRequestError", status: int = 400
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.kind = kind
+        self.status = status
+
+    def envelope(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
+
+
+def invalid(message: str, param: str, value: Any = None) -> Refused:
+    """A semantic refusal; vLLM repeats parameter and value in the text."""
+    tail = f"(parameter={param})" if value is None else f"(parameter={param}, value={value})"
+    return Refused(f"{message} {tail}", param=param)
+
+
+@dataclass(frozen=True)
+class VllmRequest:
+    """A request that passed. `prompts`: one or more lists of ids; `n` choices for each.
+
+    `logprobs`: how many alternatives per token, None for none. `text`: whether the reply carries text.
+    """
+
+    kind: str
+    prompts: Sequence[Sequence[int]]
+    max_tokens: int
+    request_id: str | None = None
+    n: int = 1
+    min_tokens: int = 0
+    temperature: float = 1.0
+    seed: int | None = None
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    skip_special: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    stream_interval: int = 1
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    text: bool = True
+    salt: str = ""
+    kv: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_body(body: bytes, content_type: str) -> Mapping[str, Any]:
+    """The JSON object of a request. Raises Refused with the words of vLLM's validation."""
+    if "application/json" not in content_type:
+        raise _one_error("Unsupported Media Type: Only 'application/json' is allowed", None)
+    try:
+        value = orjson.loads(body)
+    except ValueError:
+        raise _not_json(body) from None
+    if not isinstance(value, dict):
+        raise _type_error("model_attributes_type", "body", "Input should be a valid dictionary or object", value)
+    return value
+
+
+def read_completion(body: Mapping[str, Any], options: SimulatorOptions, codec: Codec) -> VllmRequest:
+    values = _typed(body, _OPENAI_KINDS)
+    if body.get("prompt") is None and body.get("prompt_embeds") is None:
+        raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    _check_stream_options(values)
+    _check_model(values.get("model"), options)
+    prompts = _prompts(body.get("prompt"), codec)
+    _check_ids(prompts, options)
+    for prompt in prompts:
+        if len(prompt) >= options.context_length:
+            raise _too_long(len(prompt), options)
+    top = body.get("logprobs")
+    return _request(
+        COMPLETION,
+        prompts,
+        values,
+        body,
+        options,
+        max_tokens=16 if values.get("max_tokens") is None else values["max_tokens"],
+        logprobs=None if top is None else _whole(top, "logprobs"),
+    )
+
+
+def read_chat(body: Mapping[str, Any], options: SimulatorOptions, codec: Codec) -> VllmRequest:
+    values = _typed(body, {**_OPENAI_KINDS, "max_completion_tokens": _INT, "top_logprobs": _INT, "logprobs": _BOOL})
+    if not isinstance(body.get("messages"), list):
+        raise _missing("body.messages", body)
+    _check_stream_options(values)
+    _check_model(values.get("model"), options)
+    if body.get("tools") and body.get("tool_choice", "auto") == "auto":
+        raise Refused('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+    kv = dict(values.get("kv_transfer_params") or {})
+    given = kv.pop("prompt_token_ids", None)
+    if not body["messages"] and given is None:
+        raise Refused("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    prompt = codec.render(body["messages"]) if given is None else list(given)
+    _check_ids([prompt], options)
+    if len(prompt) >= options.context_length:
+        raise _too_long(len(prompt), options)
+    most = values.get("max_completion_tokens")
+    most = values.get("max_tokens") if most is None else most
+    return _request(
+        CHAT,
+        [prompt],
+        {**values, "kv_transfer_params": kv},
+        body,
+        options,
+        max_tokens=options.context_length if most is None else most,
+        logprobs=(values.get("top_logprobs") or 0) if values.get("logprobs") else None,
+    )
+
+
+def read_generate(body: Mapping[str, Any], options: SimulatorOptions) -> VllmRequest:
+    values = _typed(body, _BODY_KINDS)
+    ids = body.get("token_ids")
+    if ids is None:
+        raise _missing("body.token_ids", body)
+    if not ids:
+        raise _type_error(
+            "too_short", "body.token_ids", "List should have at least 1 item after validation, not 0", ids,
+            "{'field_type': 'List', 'min_length': 1, 'actual_length': 0}",
+        )  # fmt: skip
+    if any(type(i) is not int for i in ids):
+        raise _type_error("int_type", "body.token_ids.0", "Input should be a valid integer", ids)
+    if min(ids) < 0:
+        text = "token_ids must not contain negative values"
+        raise _type_error(
+            "value_error", "body.token_ids", f"Value error, {text}", ids, f"{{'error': ValueError('{text}')}}"
+        )
+    if not isinstance(body.get("sampling_params"), dict):
+        raise _missing("body.sampling_params", body)
+    sampling = _typed(body["sampling_params"], _SAMPLING_KINDS, "body.sampling_params")
+    _check_model(values.get("model"), options)
+    _check_ids([ids], options)
+    if len(ids) > options.context_length:
+        raise Refused(
+            f"The decoder prompt (length {len(ids)}) is longer than the maximum model length of "
+            f"{options.context_length}. Make sure that `max_model_len` is no smaller than the number of text tokens."
+        )
+    most = sampling.get("max_tokens")
+    top = body["sampling_params"].get("logprobs")
+    return _request(
+        GENERATE,
+        [ids],
+        {**values, **sampling},
+        body["sampling_params"],
+        options,
+        max_tokens=options.context_length if most is None else most,
+        logprobs=None if top is None else _whole(top, "logprobs"),
+        text=body.get("output_mode") == "text",
+    )
+
+
+def _request(
+    kind: str,
+    prompts: Sequence[Sequence[int]],
+    values: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    options: SimulatorOptions,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    text: bool = True,
+) -> VllmRequest:
+    """The checks that vLLM makes when it builds its sampling parameters, and the request."""
+    temperature = values.get("temperature")
+    temperature = 1.0 if temperature is None else float(temperature)
+    n = values.get("n") or 1
+    if temperature < 0:
+        raise invalid(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)
+    if max_tokens < 1:
+        raise invalid(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
+    min_tokens = values.get("min_tokens") or 0
+    if min_tokens > max_tokens:
+        text_ = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
+        raise invalid(text_, "min_tokens", min_tokens)
+    if n > 1 and temperature == 0:
+        raise Refused(f"n must be 1 when using greedy sampling, got {n}.")
+    if logprobs is not None and logprobs > _MAX_LOGPROBS:
+        text_ = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
+        raise invalid(text_, "logprobs", logprobs)
+    stream_options = values.get("stream_options") or {}
+    return VllmRequest(
+        kind=kind,
+        prompts=prompts,
+        max_tokens=min(max_tokens, options.context_length - max(map(len, prompts))),
+        request_id=values.get("request_id"),
+        n=n,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        seed=values.get("seed"),
+        stops=_stops(sampling.get("stop")),
+        include_stop=bool(values.get("include_stop_str_in_output")),
+        stop_ids=frozenset(sampling.get("stop_token_ids") or ()),
+        ignore_eos=bool(values.get("ignore_eos")),
+        skip_special=values.get("skip_special_tokens") is not False,
+        logprobs=logprobs,
+        prompt_logprobs=values.get("prompt_logprobs"),
+        echo=bool(values.get("echo")),
+        stream=bool(values.get("stream")),
+        include_usage=bool(stream_options.get("include_usage")),
+        continuous_usage=bool(stream_options.get("include_usage") and stream_options.get("continuous_usage_stats")),
+        stream_interval=values.get("stream_interval") or 1,
+        return_token_ids=bool(values.get("return_token_ids")),
+        tokens_as_ids=bool(values.get("return_tokens_as_token_ids")),
+        text=text,
+        salt=values.get("cache_salt") or "",
+        kv=values.get("kv_transfer_params") or {},
+    )
+
+
+def _prompts(prompt: Any, codec: Codec) -> list[list[int]]:
+    if isinstance(prompt, str):
+        return [list(codec.encode(prompt))]
+    if not isinstance(prompt, list):
+        raise _type_error("string_type", "body.prompt.str", "Input should be a valid string", prompt)
+    if not prompt:
+        raise Refused("You must pass at least one prompt")
+    if all(type(i) is int for i in prompt):
+        return [prompt]
+    if len(prompt) > _MAX_PROMPTS:
+        raise Refused(f"At most {_MAX_PROMPTS} prompts are allowed")
+    if all(isinstance(part, str) for part in prompt):
+        return [list(codec.encode(part)) for part in prompt]
+    if all(isinstance(part, list) and part and all(type(i) is int for i in part) for part in prompt):
+        return prompt
+    raise _type_error("string_type", "body.prompt.str", "Input should be a valid string", prompt)
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else tuple(value or ())
+    if len(stops) > _MAX_STOPS:
+        raise invalid(f"stop must contain at most {_MAX_STOPS} strings, got {len(stops)}.", "stop")
+    if not all(stops):
+        raise invalid("stop cannot contain an empty string.", "stop")
+    return stops
+
+
+def _check_model(name: Any, options: SimulatorOptions) -> None:
+    if name is not None and name != options.model:
+        raise Refused(
+            f"The model `{name}` does not exist. Valid aliases: {options.model}.",
+            param="model",
+            kind="NotFoundError",
+            status=404,
+        )
+
+
+def _check_ids(prompts: Sequence[Sequence[int]], options: SimulatorOptions) -> None:
+    for prompt in prompts:
+        if not prompt:
+            raise Refused("The decoder prompt cannot be empty")
+        worst = max(prompt) if max(prompt) >= options.vocabulary.size else min(prompt)
+        if not 0 <= worst < options.vocabulary.size:
+            raise Refused(f"Token id {worst} is out of vocabulary")
+
+
+def _too_long(length: int, options: SimulatorOptions) -> Refused:
+    return invalid(
+        f"This model's maximum context length is {options.context_length} tokens. However, your prompt contains "
+        f"{length} input tokens, which exceeds this limit even without any output tokens. Please reduce the length of "
+        "the input prompt.",
+        "input_tokens",
+        length,
+    )
+
+
+def _check_stream_options(values: Mapping[str, Any]) -> None:
+    if values.get("stream_options") is not None and not values.get("stream"):
+        raise _type_error(
+            "value_error", "body", "Value error, Stream options can only be defined when `stream=True`.", dict(values)
+        )
+
+
+def _typed(body: Mapping[str, Any], kinds: Mapping[str, str], place: str = "body") -> dict[str, Any]:
+    """The known fields, read as pydantic reads them in lax mode. Unknown fields are ignored, as vLLM does."""
+    values = {}
+    for name, kind in kinds.items():
+        raw = body.get(name)
+        if raw is None:
+            continue
+        value = _lax(raw, kind)
+        if value is None:
+            error, text = _TYPE_ERRORS.get(
+                (kind, isinstance(raw, str)), ("string_type", "Input should be a valid string")
+            )
+            raise _type_error(error, f"{place}.{name}", text, raw)
+        values[name] = value
+    return values
+
+
+def _lax(raw: Any, kind: str) -> Any:
+    if kind == _BOOL:
+        known = {"true": True, "false": False, "1": True, "0": False}
+        return raw if isinstance(raw, bool) else known.get(str(raw).lower()) if isinstance(raw, (str, int)) else None
+    if kind == _STR:
+        return raw if isinstance(raw, str) else None
+    if kind == _MAP:
+        return raw if isinstance(raw, dict) else None
+    if isinstance(raw, (list, dict)):
+        return None
+    try:
+        number = float(raw)
+    except ValueError:
+        return None
+    if kind == _FLOAT:
+        return number
+    if number != int(number):
+        return None
+    return int(raw) if isinstance(raw, (int, str)) else int(number)
+
+
+def _whole(raw: Any, name: str) -> int:
+    value = _lax(raw, _INT)
+    if value is None:
+        error, text = _TYPE_ERRORS[_INT, isinstance(raw, str)]
+        raise _type_error(error, f"body.{name}", text, raw)
+    return int(value)
+
+
+def _not_json(body: bytes) -> Refused:
+    try:
+        json.loads(body)
+    except json.JSONDecodeError as error:
+        return _type_error("json_invalid", f"body.{error.pos}", "JSON decode error", {}, f"{{'error': {error.msg!r}}}")
+    except UnicodeDecodeError:
+        pass
+    return _type_error("json_invalid", "body.0", "JSON decode error", {}, "{'error': 'invalid utf-8'}")
+
+
+def _missing(place: str, body: Mapping[str, Any]) -> Refused:
+    return _type_error("missing", place, "Field required", dict(body))
+
+
+def _type_error(kind: str, place: str, text: str, raw: Any, context: str | None = None) -> Refused:
+    if isinstance(raw, dict):
+        shown = f"'<dict of {len(raw)} items>'"
+    elif isinstance(raw, list):
+        shown = f"'<list of {len(raw)} items>'"
+    else:
+        shown = repr(raw)
+    tail = f", 'ctx': {context}" if context else ""
+    return _one_error(f"{{'type': '{kind}', 'loc': '{place}', 'msg': '{text}', 'input': {shown}{tail}}}", place)
+
+
+def _one_error(text: str, place: str | None) -> Refused:
+    return Refused(f"1 validation error:\n  {text}", param=place, kind="Bad Request")
