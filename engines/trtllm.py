@@ -15,7 +15,7 @@ from engines.base import AttemptIds, Call, EngineAdapter, Probe, ProbeReply, Rel
 from engines.error_body import error_body, http_error
 from engines.prefill_answer import is_terminal, prefill_answer, prompt_details
 from engines.trtllm_logprobs import FIRST_TOKEN, first_token_member
-from engines.trtllm_reply import TrtllmStream, TrtllmUnary, reported_error
+from engines.trtllm_reply import TrtllmReply, reported_error
 from engines.trtllm_request import Band, band_of, completion_body, unsupported_parameter
 from protocols.errors import EngineFailure, GatewayError, InvalidRequest
 from protocols.outputs import LLMEngineOutput
@@ -74,11 +74,10 @@ class TrtllmAdapter(EngineAdapter):
         return self._call(request, stream=True, params=params)
 
     def parser(self, request: PreprocessedRequest, leg: Leg) -> ReplyParser:
-        return TrtllmUnary(request, leg) if leg is Leg.PREFILL else TrtllmStream(request, leg)
+        return TrtllmReply(request, leg)
 
     def _call(self, request: PreprocessedRequest, *, stream: bool, params: Mapping[str, Any] | None) -> Call:
-        length = self.worker.context_length or self.worker.traits.context_length
-        body = completion_body(request, self.model, self._band, stream=stream, context_length=length)
+        body = completion_body(request, self.worker, self.model, self._band, stream=stream)
         if params is not None:
             body["disaggregated_params"] = params
         return Call(COMPLETIONS, orjson.dumps(body))

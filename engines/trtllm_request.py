@@ -14,16 +14,19 @@ from typing import Any
 
 import orjson
 
+from engines.fields import FieldPolicy
+from engines.stopping import stop_ids, token_limit
 from protocols.errors import InvalidRequest
 from protocols.options import GuidedDecoding, SamplingOptions
 from protocols.preprocessed import PreprocessedRequest, RoutingHints
+from protocols.worker import Worker
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:\.?rc(\d+))?")
 _FIRST_NEW_RC = 10
 """Release candidates of 1.3 before this one may still be the 1.2 server."""
 
-_CHANGES_ANSWER = ("bad_words", "allowed_token_ids")
-"""Parameters of other engines that shape the answer and that TensorRT-LLM has no field for."""
+TRTLLM = FieldPolicy(mapped=frozenset(), passes=frozenset())
+"""Nothing of a client's own passes: a field that one release takes, the other refuses."""
 
 
 class Band(enum.IntEnum):
@@ -49,20 +52,18 @@ def band_of(version: str | None) -> Band:
 
 
 def completion_body(
-    request: PreprocessedRequest, model: str, band: Band, *, stream: bool, context_length: int | None
+    request: PreprocessedRequest, worker: Worker, model: str, band: Band, *, stream: bool
 ) -> dict[str, Any]:
     """The body of a completions call: ids in, ids out.
 
     Temperature, top_p, top_k and max_tokens are always said: the server's defaults are not the model's. Stop strings
     are not sent: without text the server compares token ids and misses other spellings of the same text.
     """
-    sampling, limit = request.sampling_options, request.stop_conditions.max_tokens
-    if limit is None and context_length is not None:
-        limit = max(context_length - len(request.token_ids), 1)
+    sampling = request.sampling_options
     body: dict[str, Any] = {
         "model": model,
         "prompt": request.token_ids,
-        "max_tokens": limit,
+        "max_tokens": token_limit(request, worker),
         "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         "top_k": max(sampling.top_k or 0, 0),
@@ -102,11 +103,9 @@ def _stopping(request: PreprocessedRequest, band: Band) -> dict[str, Any]:
     """
     stop = request.stop_conditions
     body: dict[str, Any] = {"min_tokens": stop.min_tokens or None, "ignore_eos": stop.ignore_eos or None}
-    ids = {*(stop.stop_token_ids or ()), *(stop.stop_token_ids_visible or ())}
-    hidden = set(stop.stop_token_ids_hidden or ())
-    ids |= hidden.difference(request.eos_token_ids) if stop.ignore_eos else hidden
+    ids = stop_ids(request)
     if ids and not stop.min_tokens:
-        body |= {"stop_token_ids": sorted(ids), "include_stop_str_in_output": True}
+        body |= {"stop_token_ids": ids, "include_stop_str_in_output": True}
     if stop.max_thinking_tokens is not None and band >= Band.FROM_1_3:
         body["thinking_token_budget"] = stop.max_thinking_tokens
     return body
@@ -162,11 +161,5 @@ def unsupported_parameter(request: PreprocessedRequest, band: Band) -> str | Non
         "guided_whitespace_pattern": guided.whitespace_pattern is not None,
         "thinking_token_budget": request.stop_conditions.max_thinking_tokens is not None and band < Band.FROM_1_3,
     }
-    refused |= {name: _extra(request, name) is not None for name in _CHANGES_ANSWER}
-    return next((name for name, is_refused in refused.items() if is_refused), None)
-
-
-def _extra(request: PreprocessedRequest, name: str) -> Any:
-    """A field of the client's that the gateway has no name for."""
-    extra = request.extra_args.get("extra_body") if isinstance(request.extra_args, Mapping) else None
-    return extra.get(name) if isinstance(extra, Mapping) else None
+    own = next((name for name, is_refused in refused.items() if is_refused), None)
+    return own or TRTLLM.refusal(request)
