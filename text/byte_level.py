@@ -20,13 +20,14 @@ def _alphabet() -> dict[str, int]:
     return {**{chr(byte): byte for byte in printable}, **{chr(0x100 + n): byte for n, byte in enumerate(others)}}
 
 
-_BYTES = _alphabet()
+ALPHABET = _alphabet()
+"""The byte that each character of a byte-level vocabulary stands for."""
 
 
 def piece_of(token: str) -> bytes:
     """The bytes of a byte-level token. One with a character outside the alphabet (an added token) is plain UTF-8."""
     try:
-        return bytes([_BYTES[character] for character in token])
+        return bytes([ALPHABET[character] for character in token])
     except KeyError:
         return token.encode("utf-8")
 

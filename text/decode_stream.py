@@ -87,7 +87,7 @@ class ByteStream:
     def feed(self, token_ids: Sequence[int], /) -> str:
         if len(token_ids) == 1:
             return self.step(token_ids[0])
-        return self._tail.push(token_ids) if token_ids else ""
+        return self._tail.push(token_ids)
 
     def step(self, token_id: int, /) -> str:
         if not self._tail.data and 0 <= token_id < self._size:

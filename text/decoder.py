@@ -48,6 +48,7 @@ class Decoder:
         self._filter = StopFilter(conditions.stop or (), include=include, jailed=seed.jailed_text)
         self._eos = frozenset(request.eos_token_ids)
         self._stop_ids = _stop_ids(request, self._eos, include)
+        self._ending_ids = frozenset(self._stop_ids)
         self._room = sys.maxsize if conditions.max_tokens is None else conditions.max_tokens
         self._unarmed = conditions.min_tokens or 0
         self._plain = not conditions.stop and not self._unarmed and not seed.jailed_text
@@ -87,7 +88,7 @@ class Decoder:
     def _take(self, ids: Sequence[int]) -> tuple[int, str]:
         """Reads ids up to the one that ends the answer. How many were taken, and the text that may be shown."""
         count = len(ids)
-        if self._plain and self._finish is None and count <= self._room and self._stop_ids.keys().isdisjoint(ids):
+        if self._plain and self._finish is None and count <= self._room and self._ending_ids.isdisjoint(ids):
             self._room -= count
             return count, self._stream.feed(ids)
         shown: list[str] = []

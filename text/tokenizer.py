@@ -17,8 +17,8 @@ from text.decode_stream import DecodeStream
 from text.fast_encoder import Encode, fast_encoder
 from text.token_texts import ByteTexts, TokenTexts, WindowTexts
 
-_FAST_FROM = 400
-"""Characters from which fastokens is faster; below, its fixed cost is higher than HF's."""
+_TRIAL_TOKENS = 64
+"""Added tokens that fastokens is tried with. Some vocabularies have thousands, all alike."""
 
 
 class Tokenizer:
@@ -40,9 +40,9 @@ class Tokenizer:
         added = self._hf.get_added_tokens_decoder()
         self.vocab_size = max(tokens.values()) + 1
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._fast: Encode | None = None
-        if fast:
-            self._fast = fast_encoder(definition, self._encode_by_hf, [token.content for token in added.values()][:64])
+        trial = [token.content for token in added.values()][:_TRIAL_TOKENS]
+        self._fast = fast_encoder(definition, self._encode_by_hf, trial) if fast else None
+        self._encode: Encode = self._fast or self._encode_by_hf
         decoder = orjson.loads(definition).get("decoder")
         self._texts: TokenTexts
         if is_byte_level(decoder):
@@ -53,7 +53,7 @@ class Tokenizer:
 
     @property
     def fast(self) -> bool:
-        """Does fastokens encode long texts?"""
+        """Does fastokens encode?"""
         return self._fast is not None
 
     def token_id(self, token: str) -> int | None:
@@ -67,9 +67,7 @@ class Tokenizer:
         Raises InvalidRequest when the text is no Unicode text (a lone surrogate).
         """
         try:
-            if self._fast is not None and len(text) >= _FAST_FROM:
-                return self._fast(text, add_special_tokens)
-            return self._encode_by_hf(text, add_special_tokens)
+            return self._encode(text, add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest("the text holds a lone surrogate, which is no character") from error
 
