@@ -93,6 +93,11 @@ class Worker:
         host = urlsplit(self.url).hostname or ""
         return f"[{host}]" if ":" in host else host
 
+    @property
+    def ranks(self) -> int:
+        """How many data-parallel ranks it has: as configured, else as it tells."""
+        return self.dp_size if self.dp_size > 1 else self.traits.dp_size or 1
+
     def name_for_model(self, fallback: str) -> str:
         """The model name this worker answers to."""
         return self.served_name or self.traits.served_name or fallback

@@ -67,11 +67,11 @@ class DpRank:
         rank = query.dp_rank
         if rank is None:
             return candidates
-        return _kept(candidates, [c for c in candidates if rank < c.worker.dp_size])
+        return _kept(candidates, [c for c in candidates if rank < c.worker.ranks])
 
     def refusal(self, candidates: Sequence[Candidate], query: Query, /) -> GatewayError:
         header = DP_RANK_HEADER[query.leg]
-        most = max(c.worker.dp_size for c in candidates)
+        most = max(c.worker.ranks for c in candidates)
         return InvalidRequest(f"{header}: rank {query.dp_rank} is out of range, must be 0..{most - 1}", param=header)
 
 
