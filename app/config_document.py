@@ -116,12 +116,12 @@ def _note_origins(node: yaml.Node | None, place: Place, document: ConfigDocument
     elif isinstance(node, yaml.MappingNode):
         seen: dict[str, str] = {}
         for key, value in node.value:
-            inner = (*place, str(key.value))
-            if inner[-1] in seen:
-                text = f"the key is written twice, first at {seen[inner[-1]]}; keep one"
-                document.problems.append(Problem(inner, text))
-            seen.setdefault(inner[-1], _position(key.start_mark))
-            _note_origins(value, inner, document)
+            name = str(key.value)
+            if name in seen:
+                text = f"the key is written twice, first at {seen[name]}; keep one"
+                document.problems.append(Problem((*place, name), text))
+            seen.setdefault(name, _position(key.start_mark))
+            _note_origins(value, (*place, name), document)
 
 
 def _position(mark: yaml.Mark) -> str:

@@ -91,11 +91,18 @@ def _choices(node: Schema) -> Sequence[str]:
 def _range(node: Schema) -> str:
     highest = node["exclusiveMaximum"] - 1 if "exclusiveMaximum" in node else node.get("maximum")
     if "exclusiveMinimum" in node:
-        return f" above {node['exclusiveMinimum']:g}" + ("" if highest is None else f", at most {highest}")
+        return f" above {_plain(node['exclusiveMinimum'])}" + (
+            "" if highest is None else f", at most {_plain(highest)}"
+        )
     if "minimum" in node:
-        lowest = f"{node['minimum']:g}"
-        return f" of at least {lowest}" if highest is None else f" from {lowest} to {highest}"
+        lowest = _plain(node["minimum"])
+        return f" of at least {lowest}" if highest is None else f" from {lowest} to {_plain(highest)}"
     return ""
+
+
+def _plain(number: float) -> str:
+    """A limit without a needless fraction, whether the schema holds it as 5 or as 5.0."""
+    return str(int(number)) if number == int(number) else str(number)
 
 
 def _as_found(node: Schema, value: object) -> str:

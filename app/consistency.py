@@ -125,7 +125,8 @@ def _router(draft: _Draft) -> Iterator[Problem]:
 
 def _keys_of_other_engines(place: Place, worker: Worker, draft: _Draft) -> Iterator[Problem]:
     """Keys that this worker's engine and role never read: set by mistake, or on the wrong worker."""
-    if worker.engine is not Engine.OPENAI and _adapter(worker, draft).bootstrap(_ANY_IDS, None) is not None:
+    token_prefill = worker.role is Role.PREFILL and worker.engine is not Engine.OPENAI
+    if token_prefill and _adapter(worker, draft).bootstrap(_ANY_IDS, None) is not None:
         return
     for key in ("bootstrap_host", "bootstrap_port"):
         if getattr(worker, key) is not None:

@@ -1,0 +1,194 @@
+"""The command line. What a user did wrong is said in a line or two, with what to do next; a traceback is our bug."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import functools
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.config_problems import ConfigError, Place, UsageError, counted
+from app.version import VERSION
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+_ABOUT = """\
+Tandem is an OpenAI-compatible gateway in front of vLLM, SGLang and TensorRT-LLM workers, disaggregated (prefill and
+decode on different workers) or not."""
+
+_EXAMPLES = """\
+examples:
+  tandem demo                               a gateway with a simulated fleet, to try things out
+  tandem check --config tandem.yaml         is this configuration right?
+  tandem serve --config tandem.yaml         serve it
+  tandem simulate --engine vllm --port 8100 one simulated worker
+
+`tandem COMMAND --help` explains a command. All settings: docs/configuration.md."""
+
+_SERVE = """\
+Serves the models of a configuration until SIGTERM or Ctrl-C; requests in flight may then finish
+(server.shutdown_timeout_s)."""
+
+_SERVE_EXAMPLES = """\
+a configuration:
+  models:
+    - name: llama
+      path: /models/Llama-3.1-8B-Instruct     # tokenizer and chat template
+      workers:
+        - {url: "http://10.0.0.1:8000", engine: vllm, role: prefill}
+        - {url: "http://10.0.0.2:8000", engine: vllm, role: decode}
+
+Every setting can come from the environment: TANDEM_SERVER__PORT=9000, TANDEM_MODELS='[...]' (lists as JSON).
+Options win over the environment, the environment over the file."""
+
+_CHECK = """\
+Reads a configuration as `serve` would, loads the models' tokenizers and chat templates, and reports every problem with
+its place. Starts nothing and calls no worker. Exits 0 when all is right, else 1."""
+
+_DEMO = """\
+Starts a gateway and, for each of vLLM, SGLang and TensorRT-LLM, two simulated prefill and two simulated decode workers,
+all on this machine and in this process. Prints what to call. Ctrl-C ends all of it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the process's exit code: 0, 1 for failures, 2 for a wrong command line."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+    except UsageError as error:
+        print(f"tandem: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    from app import simulate
+
+    root = argparse.ArgumentParser("tandem", description=_ABOUT, epilog=_EXAMPLES, formatter_class=_Layout)
+    root.add_argument("--version", action="version", version=VERSION)
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    serve = _command(commands, "serve", "serve the models of a configuration", _SERVE, _SERVE_EXAMPLES)
+    _add_config(serve)
+    serve.add_argument("--host", help="address to listen on; wins over server.host")
+    serve.add_argument("--port", type=int, help="port to listen on; wins over server.port")
+    serve.add_argument("--processes", type=int, metavar="N", help="processes on that port; wins over server.processes")
+    serve.set_defaults(run=_serve)
+
+    check = _command(commands, "check", "say what is wrong with a configuration", _CHECK)
+    _add_config(check)
+    check.set_defaults(run=_check)
+
+    simulated = _command(commands, "simulate", "run one simulated worker", simulate.ABOUT, simulate.EXAMPLES)
+    simulate.add_arguments(simulated)
+    simulated.set_defaults(run=_simulate)
+
+    demo = _command(commands, "demo", "run a gateway with a simulated fleet", _DEMO)
+    demo.add_argument("--host", default="127.0.0.1", help="address of the gateway (default: %(default)s)")
+    demo.add_argument("--port", type=int, default=8000, help="port of the gateway (default: %(default)s)")
+    demo.set_defaults(run=_demo)
+
+    said = _command(commands, "version", "print the version", "Prints the version.")
+    said.set_defaults(run=_version)
+    return root
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raises UsageError when nothing can listen there: the port is taken, or the address is not this machine's."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen(1)
+    except socket.gaierror as error:
+        raise UsageError(f"cannot listen on {host}: {error.strerror}. Give an address of this machine") from error
+    except OverflowError as error:
+        raise UsageError(f"{port} is no port. Give one from 1 to 65535") from error
+    except OSError as error:
+        raise UsageError(_cannot_listen(host, port, error)) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            advice = "it is in use. Stop what listens there, or give another with --port"
+        case errno.EADDRNOTAVAIL:
+            advice = "this machine does not have that address. Give one of its own with --host"
+        case errno.EACCES:
+            advice = "not allowed. Give a port above 1023 with --port"
+        case _:
+            advice = error.strerror or str(error)
+    return f"cannot listen on {host}, port {port}: {advice}"
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from app.gateway import serve
+    from app.processes import run_processes
+    from app.settings import load_settings
+
+    settings = load_settings(options.config, _overrides(options))
+    require_free_port(settings.server.host, settings.server.port)
+    if settings.server.processes == 1:
+        return serve(settings)
+    return run_processes(settings.server.processes, functools.partial(serve, settings))
+
+
+def _overrides(options: argparse.Namespace) -> dict[Place, tuple[object, str]]:
+    given = {key: getattr(options, key) for key in ("host", "port", "processes")}
+    return {("server", key): (value, f"--{key}") for key, value in given.items() if value is not None}
+
+
+def _check(options: argparse.Namespace) -> int:
+    from app.settings import load_settings
+
+    settings = load_settings(options.config)
+    _load_models(settings, options.config)
+    workers = sum(len(model.workers) for model in settings.models)
+    print(f"{options.config}: all is right: {counted(len(settings.models), 'model')}, {counted(workers, 'worker')}")
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from app import simulate
+
+    return simulate.run(options)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from app.demo import run
+
+    require_free_port(options.host, options.port)
+    return run(options.host, options.port)
+
+
+def _version(options: argparse.Namespace) -> int:
+    print(VERSION)
+    return 0
+
+
+class _Layout(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of descriptions and examples."""
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, short: str, about: str, examples: str = ""
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name, help=short, description=about, epilog=examples or None, formatter_class=_Layout, allow_abbrev=False
+    )
+
+
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="the YAML file (see docs/configuration.md)"
+    )
