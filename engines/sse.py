@@ -14,23 +14,26 @@ _FAST = b"data: "
 class SseParser:
     """Feed it bytes, get the data of every event that became complete.
 
-    `events`, when asked for, pairs each payload with its event name. Raises ProtocolViolation when one event grows
-    beyond `max_event_bytes`.
+    Raises ProtocolViolation when one event grows beyond `max_event_bytes`, but never with events in hand: those are
+    returned, and the next call raises.
     """
 
-    __slots__ = ("_data", "_last_cr", "_max", "_name", "_rest", "_size")
+    __slots__ = ("_data", "_data_size", "_last_cr", "_max", "_name", "_overflow", "_rest", "_rest_size")
 
     def __init__(self, max_event_bytes: int = 16 * 1024 * 1024) -> None:
-        self._rest = b""
         self._max = max_event_bytes
+        self._rest: list[bytes] = []
+        """The pieces of a line that has not ended yet."""
+        self._rest_size = 0
         self._data: list[bytes] = []
+        self._data_size = 0
         self._name = b""
-        self._size = 0
         self._last_cr = False
+        self._overflow = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """Payloads only; what engines' streams need."""
-        if not self._rest and not self._data and b"\r" not in data and not self._last_cr and data.endswith(b"\n\n"):
+        if data[-2:] == b"\n\n" and not (self._rest or self._data or self._last_cr or b"\r" in data):
             fast = _whole_events(data)
             if fast is not None:
                 return fast
@@ -38,27 +41,45 @@ class SseParser:
 
     def feed_named(self, data: bytes) -> list[tuple[bytes, bytes]]:
         """(event name or b"", payload) of every complete event."""
-        if self._last_cr and data[:1] == b"\n":
-            data = data[1:]
-        if data:
-            self._last_cr = data[-1:] == b"\r"
-        text = self._rest + data if self._rest else data
-        if b"\r" in text:
-            text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        lines = text.split(b"\n")
-        self._rest = lines.pop()
-        if len(self._rest) + self._size > self._max:
+        events: list[tuple[bytes, bytes]] = []
+        if not self._overflow:
+            self._take(data, events)
+            self._overflow = self._data_size + self._rest_size > self._max
+        if self._overflow and not events:
             raise ProtocolViolation(f"an event of the reply exceeds {self._max} bytes")
-        events = []
-        for line in lines:
+        return events
+
+    def _take(self, data: bytes, events: list[tuple[bytes, bytes]]) -> None:
+        for line in self._lines(data):
             if line:
                 self._line(line)
-            elif self._data:
+                if self._data_size > self._max:
+                    return
+                continue
+            if self._data:
                 events.append((self._name, b"\n".join(self._data)))
-                self._data, self._name, self._size = [], b"", 0
-            else:
-                self._name = b""
-        return events
+                self._data, self._data_size = [], 0
+            self._name = b""
+
+    def _lines(self, data: bytes) -> list[bytes]:
+        """The lines that ended in `data`."""
+        if self._last_cr and data[:1] == b"\n":
+            data = data[1:]
+            self._last_cr = False
+        if data:
+            self._last_cr = data[-1:] == b"\r"
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = data.split(b"\n")
+        self._rest.append(lines[0])
+        if len(lines) > 1:
+            lines[0] = b"".join(self._rest)
+            self._rest, self._rest_size = [], 0
+            self._rest.append(lines[-1])
+        self._rest_size += len(self._rest[-1])
+        if not self._rest_size:
+            self._rest = []
+        return lines[:-1]
 
     def _line(self, line: bytes) -> None:
         field, _, value = line.partition(b":")
@@ -66,9 +87,7 @@ class SseParser:
             value = value[1:]
         if field == b"data":
             self._data.append(value)
-            self._size += len(value)
-            if self._size > self._max:
-                raise ProtocolViolation(f"an event of the reply exceeds {self._max} bytes")
+            self._data_size += len(value)
         elif field == b"event":
             self._name = value
 
