@@ -1,4 +1,4 @@
-"""The decoder of one attempt: text, ids and finish, for any cut of the ids into outputs and of the answer into attempts."""
+"""The decoder of one attempt: text, ids and finish, however the ids are cut into outputs and the answer into attempts."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def whole_answer(request: PreprocessedRequest, ids: list[int], finish: FinishRea
         ending = armed and token_id in ends
         unseen = ending and token_id not in visible and (token_id in hidden or not include)
         searched = len(text)
-        if not unseen and not (token_id in TOKENIZER.special_token_ids):
+        if not unseen and token_id not in TOKENIZER.special_token_ids:
             text += utf8.decode(TOKENIZER.token_bytes(token_id))
         for end in range(searched + 1, len(text) + 1) if armed else ():
             match = max((s for s in conditions.stop or () if text[:end].endswith(s)), key=len, default=None)

@@ -1,0 +1,149 @@
+"""Messages of the OpenAI API in the shape that a model's chat template reads.
+
+Templates differ in what they take: content as a string or as a list of parts, tool-call arguments as an object or as
+JSON text, a message without content with the key missing, null or empty. `TemplateTraits` says what one takes.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocols.errors import InvalidRequest
+
+Message = dict[str, Any]
+
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Part types that are text, and the member that holds it."""
+_UNSEEN_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+"""What clients send back of a model's thinking; a template gets it by `reasoning_content` or not at all."""
+_MEDIA_PARTS = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "video": "video",
+    "video_url": "video",
+    "input_video": "video",
+}
+MEDIA = ("image", "audio", "video")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""A message's reasoning by its names. The first is the one that templates read; gpt-oss reads the second."""
+
+
+class NoContent(enum.Enum):
+    """How a message without content is handed to a template."""
+
+    ABSENT = "absent"
+    EMPTY = "empty"
+    NULL = "null"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """What a template takes. `media`: the kinds of parts beside text that leave a trace in the prompt."""
+
+    strings: bool = True
+    parts: bool = False
+    developer: bool = False
+    media: frozenset[str] = frozenset()
+    arguments_as_text: bool = False
+    no_content: NoContent = NoContent.ABSENT
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> list[Message]:
+    """The messages as a template with these traits reads them; the given ones are not changed.
+
+    Raises InvalidRequest (param `messages`) for parts the template has no place for and malformed tool calls.
+    """
+    return [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], where: str, traits: TemplateTraits) -> Message:
+    if not isinstance(message, Mapping):
+        raise _invalid(f"{where} must be an object")
+    # transformers 5.24 leaves null members out too: many templates would print "None".
+    out = {name: value for name, value in message.items() if value is not None}
+    if out.get("role") == "developer" and not traits.developer:
+        out["role"] = "system"
+    reasoning = next((out[name] for name in _REASONING if name in out), None)
+    if reasoning is not None:
+        out = {"thinking": reasoning, **out, "reasoning_content": reasoning}
+    if "content" in out:
+        out["content"] = _content(out["content"], f"{where}.content", out.get("role"), traits)
+    elif traits.no_content is not NoContent.ABSENT:
+        out["content"] = "" if traits.no_content is NoContent.EMPTY else None
+    if out.get("tool_calls"):
+        out["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{place}]", traits) for place, call in enumerate(out["tool_calls"])
+        ]
+    elif "tool_calls" in out:
+        # An empty list sends templates down their tool-call branch.
+        del out["tool_calls"]
+    return out
+
+
+def _content(content: Any, where: str, role: Any, traits: TemplateTraits) -> Any:
+    if isinstance(content, str):
+        wrap = traits.parts and not traits.strings and role != "tool"
+        return [{"type": "text", "text": content}] if wrap else content
+    if not isinstance(content, list | tuple):
+        raise _invalid(f"{where} must be a string or a list of parts")
+    parts = list(_parts(content, where, traits))
+    only_text = all(part["type"] == "text" for part in parts)
+    if only_text and (role == "tool" or not traits.parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _parts(content: Sequence[Any], where: str, traits: TemplateTraits) -> Iterator[dict[str, Any]]:
+    for place, part in enumerate(content):
+        if isinstance(part, str):
+            yield {"type": "text", "text": part}
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in _UNSEEN_PARTS:
+            continue
+        if kind in _TEXT_PARTS:
+            text = part.get(_TEXT_PARTS[kind])
+            if not isinstance(text, str):
+                raise _invalid(f"{where}[{place}].{_TEXT_PARTS[kind]} must be a string")
+            yield {"type": "text", "text": text}
+        elif kind in _MEDIA_PARTS:
+            if _MEDIA_PARTS[kind] not in traits.media:
+                raise _invalid(f"{where}[{place}]: this model takes no {_MEDIA_PARTS[kind]} input")
+            yield {"type": _MEDIA_PARTS[kind]}
+        else:
+            raise _invalid(f"{where}[{place}]: unknown part type {kind!r}")
+
+
+def _tool_call(call: Any, where: str, traits: TemplateTraits) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise _invalid(f"{where} must be an object with a function")
+    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    written = json.dumps(arguments, ensure_ascii=False) if traits.arguments_as_text else arguments
+    return {**call, "function": {**function, "arguments": written}}
+
+
+def _arguments(arguments: Any, where: str) -> Mapping[str, Any]:
+    """Clients send "" or null for a call without arguments."""
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise _invalid(f"{where} is not JSON: {error}") from error
+    if not isinstance(arguments, Mapping):
+        raise _invalid(f"{where} must be a JSON object")
+    return arguments
+
+
+def _invalid(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param="messages")

@@ -1,0 +1,199 @@
+"""A conversation to the prompt the model was trained on, by the model's own Jinja template.
+
+What a template takes is found out by rendering small conversations with it when it is made, not by reading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Template
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+
+from protocols.errors import InvalidRequest
+from text.chat_messages import MEDIA, NoContent, TemplateTraits, template_messages
+from text.jinja_environment import chat_environment
+
+DEFAULT = "default"
+TOOL_USE = "tool_use"
+
+_FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""What a template can raise while it renders: its own words, or Python's about values it did not expect."""
+_CONTINUE_HERE = "\ue000continue here\ue000 "
+_PROBE = "a probe of mine"
+
+
+class ChatTemplate:
+    """A model's chat template, or several by name: `default`, `tool_use` (for requests with tools), others on demand.
+
+    `special_tokens`: what templates know as `bos_token`, `eos_token`, ...
+    """
+
+    def __init__(
+        self,
+        source: str | Mapping[str, str],
+        *,
+        special_tokens: Mapping[str, Any] | None = None,
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Raises ValueError, naming the line, for what is no Jinja template."""
+        environment = chat_environment(clock)
+        sources = {DEFAULT: source} if isinstance(source, str) else dict(source)
+        if not sources:
+            raise ValueError("no chat template in an empty list of templates")
+        self._special_tokens = dict(special_tokens or {})
+        self._templates: dict[str, Template] = {}
+        for name, text in sources.items():
+            try:
+                self._templates[name] = environment.from_string(text)
+            except TemplateSyntaxError as error:
+                raise ValueError(f"chat template {name!r}, line {error.lineno}: {error.message}") from error
+        self._traits = {name: self._probe(name, text) for name, text in sources.items()}
+
+    def traits(self, template: str | None = None, *, tools: bool = False) -> TemplateTraits:
+        """What the template that would be used takes."""
+        return self._traits[self._choose(template, tools)]
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt. No tools, or an empty list, is None to the template.
+
+        `continue_final_message`: the prompt ends with the last message's text, for the model to go on with.
+        `template`: one of several by name. `variables`: whatever else the template asks for (`enable_thinking`).
+        Raises InvalidRequest, param `messages`, with the template's own words when it refuses.
+        """
+        name = self._choose(template, bool(tools))
+        prepared = template_messages(messages, self._traits[name])
+        if continue_final_message:
+            _mark_end(prepared)
+        try:
+            text = self._run(
+                name,
+                prepared,
+                tools=list(tools) if tools else None,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
+                **variables,
+            )
+        except _FAILURES as error:
+            raise InvalidRequest(_words(error), param="messages") from error
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _choose(self, template: str | None, tools: bool) -> str:
+        if template is not None:
+            if template not in self._templates:
+                raise InvalidRequest(f"the model has no chat template {template!r}", param="chat_template")
+            return template
+        if tools and TOOL_USE in self._templates:
+            return TOOL_USE
+        return DEFAULT if DEFAULT in self._templates else next(iter(self._templates))
+
+    def _run(self, name: str, messages: list[dict[str, Any]], **variables: Any) -> str:
+        return self._templates[name].render(messages=messages, **{**self._special_tokens, **variables})
+
+    # ---- what a template takes
+
+    def _probe(self, name: str, source: str) -> TemplateTraits:
+        strings = self._shows(name, _PROBE, _PROBE)
+        parts = self._shows(name, _PROBE, [{"type": "text", "text": _PROBE}])
+        arguments_as_text, no_content = self._probe_tool_call(name)
+        return TemplateTraits(
+            strings=strings or not parts,
+            parts=parts,
+            developer="developer" in source,
+            media=frozenset(kind for kind in MEDIA if parts and self._notices(name, kind)),
+            arguments_as_text=arguments_as_text,
+            no_content=no_content,
+        )
+
+    def _shows(self, name: str, text: str, content: Any) -> bool:
+        """Does the text come out, and not as a printed Python list?"""
+        prompt = self._attempt(name, [{"role": "user", "content": content}])
+        return text in prompt and "'type'" not in prompt and '"type"' not in prompt
+
+    def _notices(self, name: str, kind: str) -> bool:
+        text = {"type": "text", "text": _PROBE}
+        without = self._attempt(name, [{"role": "user", "content": [text]}])
+        prompt = self._attempt(name, [{"role": "user", "content": [{"type": kind}, text]}])
+        return _PROBE in prompt and prompt != without
+
+    def _probe_tool_call(self, name: str) -> tuple[bool, NoContent]:
+        """The first form of an assistant's tool call that the template writes out whole; else one it bears with."""
+        bearable: list[tuple[bool, NoContent]] = []
+        for as_text in (False, True):
+            for no_content in NoContent:
+                traits = TemplateTraits(arguments_as_text=as_text, no_content=no_content)
+                prompt = self._attempt(name, template_messages(_TOOL_CALL, traits))
+                if not prompt or (no_content is NoContent.NULL and "None" in prompt):
+                    continue
+                if "probe_function" in prompt and "probe_value" in prompt:
+                    return as_text, no_content
+                bearable.append((as_text, no_content))
+        return bearable[0] if bearable else (False, NoContent.ABSENT)
+
+    def _attempt(self, name: str, messages: list[dict[str, Any]]) -> str:
+        """What the template makes of a conversation, also with a system message in front; "" if it refuses both."""
+        for lead in ((), ({"role": "system", "content": "S"},)):
+            try:
+                return self._run(name, [*lead, *messages], tools=None, documents=None, add_generation_prompt=True)
+            except _FAILURES:
+                continue
+        return ""
+
+
+_TOOL_CALL: tuple[dict[str, Any], ...] = (
+    {"role": "user", "content": "U"},
+    {
+        "role": "assistant",
+        # Mistral's templates insist on ids of nine characters.
+        "tool_calls": [
+            {
+                "id": "probe1234",
+                "type": "function",
+                "function": {"name": "probe_function", "arguments": {"probe_key": "probe_value"}},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "probe1234", "name": "probe_function", "content": "T"},
+)
+
+
+def _words(error: BaseException) -> str:
+    if type(error) is TemplateError:
+        return error.message or "the chat template refuses these messages"
+    return f"the chat template cannot render these messages: {error}"
+
+
+def _mark_end(messages: Sequence[dict[str, Any]]) -> None:
+    """Puts the mark behind the last message's text."""
+    last: dict[str, Any] = messages[-1] if messages else {}
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _CONTINUE_HERE
+        return
+    texts = [part for part in content or () if part["type"] == "text"]
+    if not texts:
+        raise InvalidRequest("the final message has no text to continue", param="messages")
+    texts[-1]["text"] += _CONTINUE_HERE
+
+
+def _cut_at_mark(text: str) -> str:
+    place = text.rfind(_CONTINUE_HERE.strip())
+    if place < 0:
+        raise InvalidRequest(
+            "the chat template leaves out the final message, so it cannot be continued", param="messages"
+        )
+    # A template that trims messages has taken the mark's last blank too; then the text before it would be trimmed.
+    kept = text.startswith(_CONTINUE_HERE, place)
+    return text[:place] if kept else text[:place].rstrip()
