@@ -14,6 +14,7 @@ import orjson
 from engines.base import AttemptIds, Call, EngineAdapter, Probe, ProbeReply, Release, ReplyParser
 from engines.error_body import error_body, http_error
 from engines.prefill_answer import is_terminal, prefill_answer, prompt_details
+from engines.probe_replies import count, object_at, served_model, text
 from engines.trtllm_logprobs import FIRST_TOKEN, first_token_member
 from engines.trtllm_reply import TrtllmReply, reported_error
 from engines.trtllm_request import Band, band_of, completion_body, unsupported_parameter
@@ -109,24 +110,9 @@ class TrtllmAdapter(EngineAdapter):
 
     def traits(self, replies: Mapping[str, ProbeReply]) -> WorkerTraits:
         """Version, model name and, from 1.3 on, the block size. The server tells no context length."""
-        version = _member(replies, "/version").get("version")
-        models = _member(replies, "/v1/models").get("data")
-        first = models[0] if isinstance(models, list) and models else {}
-        name = first.get("id") if isinstance(first, dict) else None
-        block = _member(replies, "/server_info").get("tokens_per_block")
+        name, _ = served_model(replies)
         return WorkerTraits(
-            served_name=name if isinstance(name, str) else None,
-            version=version if isinstance(version, str) else None,
-            page_size=block if isinstance(block, int) else None,
+            served_name=name,
+            version=text(object_at(replies, "/version").get("version")),
+            page_size=count(object_at(replies, "/server_info").get("tokens_per_block")),
         )
-
-
-def _member(replies: Mapping[str, ProbeReply], path: str) -> dict[str, Any]:
-    reply = replies.get(path)
-    if reply is None or reply.status != 200:
-        return {}
-    try:
-        value = orjson.loads(reply.body)
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
