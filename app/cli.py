@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import functools
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.config_problems import ConfigError, Place, UsageError, counted
+from app.config_problems import ConfigError, Place, Problem, UsageError, counted, rendered
+from app.listening import require_free_port
 from app.version import VERSION
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     _add_config(check)
     check.set_defaults(run=_check)
 
-    simulated = _command(commands, "simulate", "run one simulated worker", simulate.ABOUT, simulate.EXAMPLES)
+    simulated = _command(commands, "simulate", "run one simulated worker", simulate.ABOUT, simulate.examples())
     simulate.add_arguments(simulated)
     simulated.set_defaults(run=_simulate)
 
@@ -102,45 +101,27 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def require_free_port(host: str, port: int) -> None:
-    """Raises UsageError when nothing can listen there: the port is taken, or the address is not this machine's."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen(1)
-    except socket.gaierror as error:
-        raise UsageError(f"cannot listen on {host}: {error.strerror}. Give an address of this machine") from error
-    except OverflowError as error:
-        raise UsageError(f"{port} is no port. Give one from 1 to 65535") from error
-    except OSError as error:
-        raise UsageError(_cannot_listen(host, port, error)) from error
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> str:
-    match error.errno:
-        case errno.EADDRINUSE:
-            advice = "it is in use. Stop what listens there, or give another with --port"
-        case errno.EADDRNOTAVAIL:
-            advice = "this machine does not have that address. Give one of its own with --host"
-        case errno.EACCES:
-            advice = "not allowed. Give a port above 1023 with --port"
-        case _:
-            advice = error.strerror or str(error)
-    return f"cannot listen on {host}, port {port}: {advice}"
-
-
 def _serve(options: argparse.Namespace) -> int:
-    from app.gateway import serve
     from app.processes import run_processes
     from app.settings import load_settings
 
     settings = load_settings(options.config, _overrides(options))
     require_free_port(settings.server.host, settings.server.port)
     if settings.server.processes == 1:
+        return _serve_here(settings)
+    return run_processes(settings.server.processes, functools.partial(_serve_here, settings))
+
+
+def _serve_here(settings: Settings) -> int:
+    """Serves in this process. What only loading a model's files shows is still the user's to put right."""
+    from app.gateway import serve
+    from text.loading import ModelFilesError
+
+    try:
         return serve(settings)
-    return run_processes(settings.server.processes, functools.partial(serve, settings))
+    except ModelFilesError as error:
+        print(f"tandem: {error}", file=sys.stderr)
+        return 1
 
 
 def _overrides(options: argparse.Namespace) -> dict[Place, tuple[object, str]]:
@@ -152,10 +133,25 @@ def _check(options: argparse.Namespace) -> int:
     from app.settings import load_settings
 
     settings = load_settings(options.config)
-    _load_models(settings, options.config)
+    _require_loadable_models(settings, options.config)
     workers = sum(len(model.workers) for model in settings.models)
     print(f"{options.config}: all is right: {counted(len(settings.models), 'model')}, {counted(workers, 'worker')}")
     return 0
+
+
+def _require_loadable_models(settings: Settings, source: Path) -> None:
+    from text.loading import ModelFilesError, load_model
+
+    problems: list[Problem] = []
+    for index, model in enumerate(settings.models):
+        if model.path is None:
+            continue
+        try:
+            load_model(model.path)
+        except ModelFilesError as error:
+            problems.append(Problem(("models", index, "path"), str(error)))
+    if problems:
+        raise ConfigError(str(source), rendered(problems, {}))
 
 
 def _simulate(options: argparse.Namespace) -> int:

@@ -120,11 +120,9 @@ class HealthSettings(_Section):
     """How workers are watched."""
 
     interval_s: Seconds = 5.0
-    """Between two looks at a worker."""
-    failures: Count = 3
-    """Failed looks in a row after which a worker gets no more requests."""
-    cooldown_s: SecondsOrNone = 1.0
-    """How long a worker that refused as busy (429, 503) is left alone."""
+    """Between two looks at a worker; an engine whose health route costs something is looked at less often."""
+    first_retry_s: Seconds = 0.5
+    """To the next look at a worker that just failed one; doubles up to interval_s."""
 
 
 class LoggingSettings(_Section):
