@@ -209,7 +209,7 @@ def routing_hints(request: GenerationRequest) -> RoutingHints | None:
     jump = None if hints is None else hints.latency_sensitivity
     if jump is None and hints is not None and hints.priority is not None:
         jump = max(0.0, float(hints.priority))
-    return RoutingHints(
+    said = RoutingHints(
         cache_namespace=extras.cache_salt or request.cache_salt,
         expected_output_tokens=None if hints is None else hints.osl,
         priority=priority,
@@ -219,6 +219,7 @@ def routing_hints(request: GenerationRequest) -> RoutingHints | None:
         if taints is None
         else RoutingConstraints(frozenset(taints.required_taints or ()), taints.preferred_taints or {}),
     )
+    return None if said == RoutingHints() else said
 
 
 def router_params(request: GenerationRequest) -> RouterParams | None:
