@@ -34,29 +34,33 @@ class Answer(ABC):
     ) -> None:
         self.worker = worker
         self.exchange = exchange
-        self.jobs: list[Job] = []
+        self.jobs: dict[int, Job] = {}
         self.over = False
         self.fault = fault
         self._leave_s = leave_s
         self._sent_tokens = 0
-        self._models: list[EngineModel] = []
+        self._models: dict[int, EngineModel] = {}
         exchange.on_close = self._left
         worker.answers.add(self)
 
     # ---- jobs
 
-    def submit(self, model: EngineModel, spec: Spec) -> Job:
-        """Gives the engine a sequence of this answer."""
-        place = len(self.jobs)
+    def submit(self, model: EngineModel, spec: Spec, place: int) -> Job:
+        """Gives the engine this answer's sequence number `place`."""
 
         def sink(job: Job, output: Output) -> None:
             if not self.over:
                 self.on_output(place, job, output)
 
         job = model.submit(spec, sink)
-        self.jobs.append(job)
-        self._models.append(model)
+        self.jobs[place] = job
+        self._models[place] = model
         return job
+
+    def stop_job(self, place: int) -> None:
+        """Ends one sequence early; the answer goes on."""
+        if place in self.jobs and self._models[place].abort(self.jobs[place]):
+            self.on_job_aborted(self.jobs[place])
 
     @abstractmethod
     def on_output(self, place: int, job: Job, output: Output) -> None:
@@ -84,8 +88,8 @@ class Answer(ABC):
         self.over = True
         self.exchange.on_close = None
         self.exchange.on_drain = None
-        for model, job in zip(self._models, self.jobs, strict=True):
-            if model.abort(job):
+        for place, job in self.jobs.items():
+            if self._models[place].abort(job):
                 self.on_job_aborted(job)
         self.on_end()
         self.worker.answer_ended(self)

@@ -12,10 +12,11 @@ from typing import Any
 from simulator.faults import Faults
 from simulator.model import EngineModel
 from simulator.options import SimulatorOptions
+from simulator.sglang import SglangWorker
 from simulator.vllm import VllmWorker
 from simulator.worker import SimulatedWorker, exit_now
 
-_WORKERS: dict[str, type[SimulatedWorker]] = {"vllm": VllmWorker}
+_WORKERS: dict[str, type[SimulatedWorker]] = {"vllm": VllmWorker, "sglang": SglangWorker}
 
 
 @dataclass(frozen=True)

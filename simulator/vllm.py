@@ -106,7 +106,7 @@ class VllmWorker(SimulatedWorker):
             self._by_id[name] = answer
         self.counters.requests += 1
         answer.begin(rank)
-        for job in answer.jobs:
+        for job in answer.jobs.values():
             if isinstance(job.spec.peer, Mapping) and not job.done:
                 self._by_job[job] = answer
                 self._beat_later(job, job.spec.peer)
@@ -126,7 +126,7 @@ class VllmWorker(SimulatedWorker):
         for name in answer.engine_ids:
             if self._by_id.get(name) is answer:
                 del self._by_id[name]
-        for job in answer.jobs:
+        for job in answer.jobs.values():
             self._by_job.pop(job, None)
             self.counters.count(job)
 

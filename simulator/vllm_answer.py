@@ -77,7 +77,8 @@ class VllmAnswer(Answer):
                 stream = self._text_stream(prompt) if self._wants_text else None
                 self._choices.append(_Choice(prompt, stream))
             for copy in range(request.n):
-                self.submit(self.vllm.models[rank], self._spec(prompt, place, copy))
+                index = place * request.n + copy
+                self.submit(self.vllm.models[rank], self._spec(prompt, place, copy), index)
 
     @property
     def engine_ids(self) -> list[str]:
@@ -131,11 +132,12 @@ class VllmAnswer(Answer):
             choice.pending_logprobs += output.logprobs
             choice.logprobs += output.logprobs
         if choice.text is not None:
-            choice.pending_text += choice.text.push(output.ids)
+            hidden = output.finish in (Finish.EOS, Finish.STOP) and not self.request.include_stop
+            choice.pending_text += choice.text.push(output.ids[:-1] if hidden else output.ids)
             if output.finish is not None:
                 choice.pending_text += choice.text.finish(partial=False)
             if choice.text.stopped is not None and output.finish is None:
-                self.vllm.models[self.rank].abort(job)
+                self.stop_job(place)
         self._note_finish(choice, output)
         if choice.finish and job.pinned_blocks and self._kv is None:
             self._kv = self._transfer_params(job)
@@ -341,7 +343,7 @@ class VllmAnswer(Answer):
             return None
         if not self.jobs:
             return 0
-        job = self.jobs[which]
+        job = self.jobs[which % len(self.jobs)]
         peer = job.spec.peer
         if isinstance(peer, Mapping) and job.peer_answered:
             return int(peer.get("remote_prefill_cached_tokens", job.prompt_tokens - 1))
@@ -401,7 +403,7 @@ class VllmAnswer(Answer):
         """The engine was told to abort: what there is, with finish "abort"."""
         for place, choice in enumerate(self._choices):
             if choice.finish is None:
-                self.vllm.models[self.rank].abort(self.jobs[place])
+                self.stop_job(place)
                 self.on_output(place, self.jobs[place], Output([], finish=Finish.ABORT))
         if not self._choices and not self.over:
             self.refuse_quietly()

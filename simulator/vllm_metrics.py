@@ -48,7 +48,7 @@ class Counters:
 def render(worker: VllmWorker, counters: Counters) -> str:
     """The exposition text."""
     name = worker.options.model
-    lines: list[str] = []
+    lines = [f"process_start_time_seconds {worker.started_at}"]
     for rank, model in enumerate(worker.models):
         labels = f'engine="{rank}",model_name="{name}"'
         cache = model.cache
@@ -70,7 +70,7 @@ def render(worker: VllmWorker, counters: Counters) -> str:
             "nixl_num_kv_expired_reqs": cache.expired_pins,
         }
         lines += [f"vllm:{key}_total{{{labels}}} {float(value)}" for key, value in totals.items()]
-        config = f'block_size="{cache.block_size}",num_gpu_blocks="{cache.total}"'
+        config = f'block_size="{cache.block_size}",cache_dtype="auto",num_gpu_blocks="{cache.total}"'
         lines.append(f'vllm:cache_config_info{{{config},engine="{rank}"}} 1.0')
     return "\n".join([*lines, *_shared(counters, f'engine="0",model_name="{name}"')]) + "\n"
 
