@@ -161,9 +161,9 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    require_free_port(options.host, options.port)
     from app.demo import run
 
-    require_free_port(options.host, options.port)
     return run(options.host, options.port)
 
 

@@ -137,9 +137,8 @@ def _add_misbehaviour(group: argparse._ArgumentGroup) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Runs the worker of a command line until it is told to stop. Raises UsageError."""
-    options = worker_options(given)
-    require_free_port(options.host, options.port)
-    fleet.run(options)
+    require_free_port(given.host, given.port)
+    fleet.run(worker_options(given))
     return 0
 
 
