@@ -36,14 +36,18 @@ class CoolDown:
 
 
 class Member:
-    """A worker, its model, its load and its standing. `incarnation` counts the processes seen behind its URL."""
+    """A worker, its model, its load and its standing.
+
+    `incarnation` counts the processes seen behind its URL, `failures` the calls that ever failed there.
+    """
 
     __slots__ = (
         "_busy_times",
         "_cool",
-        "_failures",
+        "_in_a_row",
         "_suspect_times",
         "_up",
+        "failures",
         "incarnation",
         "load",
         "model",
@@ -57,9 +61,10 @@ class Member:
         self.load = load
         self.reason = "not yet probed"
         self.incarnation = 1
+        self.failures = 0
         self._up: Status = Status.JOINING
         self._cool: dict[Status, CoolDown] = {}
-        self._failures = self._busy_times = self._suspect_times = 0
+        self._in_a_row = self._busy_times = self._suspect_times = 0
 
     # ---- what it is now
 
@@ -92,7 +97,7 @@ class Member:
     @property
     def untroubled(self) -> bool:
         """There is nothing that a success could end."""
-        return not (self._failures or self._busy_times or self._suspect_times)
+        return not (self._in_a_row or self._busy_times or self._suspect_times)
 
     # ---- what probes say
 
@@ -113,7 +118,7 @@ class Member:
         """Another process is behind the URL: what was held against the last one is void."""
         self.incarnation += 1
         self._cool.clear()
-        self._failures = self._busy_times = self._suspect_times = 0
+        self._in_a_row = self._busy_times = self._suspect_times = 0
 
     # ---- what requests say
 
@@ -125,23 +130,24 @@ class Member:
 
     def succeeded(self) -> bool:
         """True when that ended a cool-down."""
-        self._failures = self._busy_times = self._suspect_times = 0
+        self._in_a_row = self._busy_times = self._suspect_times = 0
         busy, suspect = self._cool.pop(Status.BUSY, None), self._cool.pop(Status.SUSPECT, None)
         return busy is not None or suspect is not None
 
     def failed(self, error: WorkerFailure, now: float) -> bool:
         """True when the worker had better be probed at once. What is not the worker's fault changes nothing."""
         self.status(now)
+        self.failures += 1
         if isinstance(error, WorkerBusy):
             self._refused(error, now)
             return False
         if error.blame is not Blame.WORKER:
             return False
-        self._failures += 1
-        if self._failures >= SUSPECT_AFTER and Status.SUSPECT not in self._cool:
+        self._in_a_row += 1
+        if self._in_a_row >= SUSPECT_AFTER and Status.SUSPECT not in self._cool:
             seconds = min(SUSPECT_S * 2**self._suspect_times, MOST_SUSPECT_S)
             self._suspect_times += 1
-            self.cool(Status.SUSPECT, seconds, f"{self._failures} failures in a row, last: {error.message}", now)
+            self.cool(Status.SUSPECT, seconds, f"{self._in_a_row} failures in a row, last: {error.message}", now)
         if isinstance(error, (CannotConnect, Disconnected)):
             self.cool(Status.COOLING, BROKEN_S, error.message, now)
         return True
@@ -168,6 +174,7 @@ class WorkerState:
     prefill: int
     decode: int
     incarnation: int
+    failures: int
 
     @property
     def role(self) -> Role:

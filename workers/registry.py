@@ -122,6 +122,7 @@ class Registry:
                 member.load.prefill,
                 member.load.decode,
                 member.incarnation,
+                member.failures,
             )
             for member in self._members.values()
         ]
