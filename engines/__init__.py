@@ -9,8 +9,8 @@ from protocols.worker import Engine, Worker
 def adapter_for(worker: Worker, model: str) -> EngineAdapter:
     """How to speak to `worker` about `model` (the gateway's name for it).
 
-    Raises ValueError for a worker that has no adapter: an `openai` worker gets the client's own request forwarded, and
-    of vLLM's connectors only NIXL is spoken.
+    An `openai` worker's adapter knows its control plane only: requests to it are forwarded (`engines.openai_text`).
+    Raises ValueError where there is none: of vLLM's connectors only NIXL is spoken.
     """
     # Imported here, so that whoever needs one module of this room does not load every engine.
     if worker.engine is Engine.VLLM:
@@ -33,4 +33,6 @@ def adapter_for(worker: Worker, model: str) -> EngineAdapter:
         from engines.native import NativeAdapter
 
         return NativeAdapter(worker, model)
-    raise ValueError(f"worker {worker.url}: an {worker.engine.value!r} worker has no engine adapter")
+    from engines.openai_text import OpenAIAdapter
+
+    return OpenAIAdapter(worker, model)

@@ -74,9 +74,11 @@ def error_value(value: Any) -> ErrorBody:
         value = inner
     elif inner is not None:
         return ErrorBody(_words(inner), type=_text(value.get("type")), code=_code(value.get("code")))
-    message = value.get("message") or value.get("detail") or value.get("msg")
+    detail = value.get("detail")
+    if isinstance(detail, list) and detail and isinstance(detail[0], Mapping):
+        return _detailed(detail[0])
     return ErrorBody(
-        message=_words(message),
+        message=_words(value.get("message") or detail or value.get("msg")),
         type=_text(value.get("type")),
         param=_text(value.get("param")),
         code=_code(value.get("code")),
@@ -117,6 +119,13 @@ def event_error(error: ErrorBody) -> GatewayError:
     if status in _BUSY:
         return WorkerBusy(error.message, worker_status=status)
     return EngineFailure(error.message)
+
+
+def _detailed(first: Mapping[str, Any]) -> ErrorBody:
+    """FastAPI's validation: where in the body, and what is wrong there."""
+    place = first.get("loc")
+    names = [str(part) for part in place if part != "body"] if isinstance(place, list) else []
+    return ErrorBody(_words(first.get("msg")), type=_text(first.get("type")), param=".".join(names) or None)
 
 
 def _status(code: str | int | None) -> int | None:
