@@ -138,7 +138,7 @@ class ChatAggregate(Aggregate):
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
     def _logprobs(self, report: TokenReport) -> dict[str, Any]:
-        return chat_logprobs(report.entries, self._form.logprobs or 0, as_ids=self._form.tokens_as_ids)
+        return chat_logprobs(report.entries, self._form)
 
 
 class CompletionAggregate(Aggregate):
@@ -153,4 +153,4 @@ class CompletionAggregate(Aggregate):
         return {"text": prompt.text + text if self._form.echo else text}
 
     def _logprobs(self, report: TokenReport) -> dict[str, Any]:
-        return completion_logprobs(report.entries, self._form.logprobs or 0, as_ids=self._form.tokens_as_ids)
+        return completion_logprobs(report.entries, self._form)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protocols.errors import EngineAborted, EngineFailure
@@ -22,7 +22,7 @@ class PromptEcho:
     """A prompt as it is told back: `tokens[i]` is the text of `token_ids[i]` alone, `text` that of all."""
 
     token_ids: Sequence[int] = ()
-    tokens: Sequence[str] = ()
+    tokens: Sequence[str | None] = ()
     text: str = ""
 
 
@@ -32,7 +32,8 @@ class AnswerForm:
 
     `created` in unix seconds. Every prompt has `candidates` generated answers of which the best `n` are shown; a choice
     is fed by its number among the candidates of all prompts, in order. `logprobs`: alternatives per token, None for no
-    logprobs at all. `echo`: each answer starts with its prompt. `ranked`: the candidates are more than are shown.
+    logprobs at all. `echo`: each answer starts with its prompt. `token_bytes`: a token's own bytes by its id; without
+    it, tokens that are parts of a character are told without bytes, at places that are guessed.
     """
 
     id: str
@@ -48,9 +49,11 @@ class AnswerForm:
     tokens_as_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    token_bytes: Callable[[int], bytes] | None = None
 
     @property
     def ranked(self) -> bool:
+        """Are there more candidates than are shown?"""
         return self.candidates > self.n
 
     def prompt_of(self, index: int) -> PromptEcho:
@@ -63,7 +66,13 @@ class AnswerForm:
 
 
 def chat_form(
-    request: ChatCompletionRequest, answer_id: str, created: int, model: str, prompt: PromptEcho | None = None
+    request: ChatCompletionRequest,
+    answer_id: str,
+    created: int,
+    model: str,
+    prompt: PromptEcho | None = None,
+    *,
+    token_bytes: Callable[[int], bytes] | None = None,
 ) -> AnswerForm:
     """The form of a chat's answer. `prompt` is needed where the client wants its ids told (`return_token_ids`)."""
     return AnswerForm(
@@ -73,6 +82,7 @@ def chat_form(
         prompts=(prompt or PromptEcho(),),
         n=request.n or 1,
         candidates=request.n or 1,
+        token_bytes=token_bytes,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs is not None,
         token_ids=bool(request.return_token_ids),
@@ -83,7 +93,13 @@ def chat_form(
 
 
 def completion_form(
-    request: CompletionRequest, answer_id: str, created: int, model: str, prompts: Sequence[PromptEcho]
+    request: CompletionRequest,
+    answer_id: str,
+    created: int,
+    model: str,
+    prompts: Sequence[PromptEcho],
+    *,
+    token_bytes: Callable[[int], bytes] | None = None,
 ) -> AnswerForm:
     """The form of a completion's answer, one PromptEcho per prompt, filled where `echo` or `return_token_ids` asks."""
     return AnswerForm(
@@ -93,6 +109,7 @@ def completion_form(
         prompts=tuple(prompts),
         n=request.n or 1,
         candidates=request.candidates(),
+        token_bytes=token_bytes,
         echo=bool(request.echo),
         logprobs=request.logprobs,
         prompt_logprobs=request.prompt_logprobs is not None,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from protocols.errors import GatewayError, InternalError
+from protocols.errors import InternalError
 from protocols.outputs import BackendOutput
 from text.answer_form import AnswerForm, finish_name
 from text.logprobs import chat_logprobs, completion_logprobs
@@ -21,11 +21,6 @@ from text.usage import ChoiceCount, UsageCount
 
 DONE = b"data: [DONE]\n\n"
 _HOLE = "\x7f"
-
-
-def error_event(error: GatewayError) -> bytes:
-    """A failure after the head is out: an event whose data has a top-level `error`; SDKs raise it."""
-    return b"data: " + orjson.dumps(error.envelope()) + b"\n\n"
 
 
 class ChunkFrame:
@@ -174,7 +169,7 @@ class ChatDeltas(ChoiceDeltas):
         return {"delta": {}}
 
     def _logprobs(self, report: TokenReport) -> dict[str, Any]:
-        return chat_logprobs(report.entries, self._form.logprobs or 0, as_ids=self._form.tokens_as_ids)
+        return chat_logprobs(report.entries, self._form)
 
 
 class CompletionDeltas(ChoiceDeltas):
@@ -191,7 +186,7 @@ class CompletionDeltas(ChoiceDeltas):
         return {"text": ""}
 
     def _logprobs(self, report: TokenReport) -> dict[str, Any]:
-        return completion_logprobs(report.entries, self._form.logprobs or 0, as_ids=self._form.tokens_as_ids)
+        return completion_logprobs(report.entries, self._form)
 
 
 class StreamRenderer:

@@ -1,123 +1,17 @@
-"""Tokens' log probabilities, told with the text they belong to, in OpenAI's two shapes.
-
-Engines' ids come before their text: the decoder withholds half characters and half stop strings. So an entry waits
-until its text is out. Tokens of a split character have no text of their own (U+FFFD); a run of them shares the
-characters up to the next token that can be found in the text.
-"""
+"""Tokens' log probabilities, in the shapes of chats and of completions."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from protocols.outputs import BackendOutput, PromptLogprobs, TopLogprob
-from text.answer_form import PromptEcho
+from text.alignment import BROKEN, Alignment, TokenLogprob
+from text.answer_form import AnswerForm, PromptEcho
 
-BROKEN = "\ufffd"
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say (vLLM's convention)."""
-
-
-@dataclass(slots=True)
-class TokenLogprob:
-    """One token: its own text, log probability (None: unknown), alternatives, and where its text starts.
-
-    `offset` counts characters from the start of the told text, echoed prompt included.
-    """
-
-    token: str
-    token_id: int
-    logprob: float | None
-    top: list[TopLogprob] = field(default_factory=list)
-    offset: int = 0
-
-
-class Alignment:
-    """Holds tokens until their text is out. `offset`: how many characters stand before the first token's."""
-
-    __slots__ = ("_offset", "_tail", "_waiting")
-
-    def __init__(self, offset: int = 0) -> None:
-        self._offset = offset
-        self._tail = ""
-        self._waiting: deque[TokenLogprob] = deque()
-
-    def add(self, tokens: Iterable[TokenLogprob]) -> None:
-        self._waiting.extend(tokens)
-
-    def take(self, text: str) -> list[TokenLogprob]:
-        """The tokens whose text is out when `text` follows what was sent before."""
-        return self._released(text, final=False)
-
-    def close(self, text: str, *, keep_rest: bool) -> list[TokenLogprob]:
-        """The same at the end of the answer. `keep_rest`: tokens that never had a text are told too."""
-        released = self._released(text, final=True)
-        if keep_rest:
-            for token in self._waiting:
-                token.offset = self._offset
-            released += self._waiting
-        self._waiting.clear()
-        return released
-
-    def _released(self, text: str, *, final: bool) -> list[TokenLogprob]:
-        self._tail += text
-        released: list[TokenLogprob] = []
-        while self._waiting and self._tail:
-            step = self._step(final)
-            if step is None:
-                break
-            count, gap, width = step
-            for place in range(count):
-                token = self._waiting.popleft()
-                token.offset = self._offset + gap + place * width // count
-                released.append(token)
-            self._offset += gap + width
-            self._tail = self._tail[gap + width :]
-        if not self._waiting:
-            self._offset += len(self._tail)
-            self._tail = ""
-        return released
-
-    def _step(self, final: bool) -> tuple[int, int, int] | None:
-        """How many tokens go next, after how many characters that are nobody's, and over how many.
-
-        None: their text is still to come.
-        """
-        tail, token = self._tail, self._waiting[0].token
-        if BROKEN in token:
-            return self._broken_run()
-        if not token:
-            return 1, 0, 0
-        if tail.startswith(token):
-            return 1, 0, len(token)
-        bare = token.lstrip(" ")
-        if bare and tail.startswith(bare):
-            return 1, 0, len(bare)
-        if token.startswith(tail):
-            return (1, 0, len(tail)) if final else None
-        gap = tail.find(token)
-        # A token whose text is nowhere was not shown: a special one.
-        return (1, 0, 0) if gap < 0 else (1, gap, len(token))
-
-    def _broken_run(self) -> tuple[int, int, int]:
-        count = 0
-        for token in self._waiting:
-            follower = token.token
-            if follower and BROKEN not in follower:
-                found = self._tail.find(follower, 1)
-                width = found if found > 0 else len(self._tail) - _overlap(self._tail, follower)
-                return count, 0, width
-            count += 1
-        return count, 0, len(self._tail)
-
-
-def _overlap(text: str, follower: str) -> int:
-    """How many of the last characters of `text` begin `follower`; never all of them."""
-    longest = min(len(text), len(follower)) - 1
-    return next((size for size in range(longest, 0, -1) if follower.startswith(text[-size:])), 0)
 
 
 def tokens_of(output: BackendOutput) -> list[TokenLogprob]:
@@ -134,7 +28,9 @@ def tokens_of(output: BackendOutput) -> list[TokenLogprob]:
     ]
 
 
-def prompt_tokens_of(prompt: PromptEcho, told: PromptLogprobs | None) -> list[TokenLogprob]:
+def prompt_tokens_of(
+    prompt: PromptEcho, told: PromptLogprobs | None, bytes_of: Callable[[int], bytes] | None = None
+) -> list[TokenLogprob]:
     """An echoed prompt's tokens; the first has no log probability, as nothing stands before it."""
     entries = []
     for place, token_id in enumerate(prompt.token_ids):
@@ -144,9 +40,9 @@ def prompt_tokens_of(prompt: PromptEcho, told: PromptLogprobs | None) -> list[To
             TopLogprob(entry.rank or 0, alternative, entry.decoded_token, entry.logprob)
             for alternative, entry in (position or {}).items()
         ]
-        text = prompt.tokens[place] if place < len(prompt.tokens) else ""
-        entries.append(TokenLogprob(text, token_id, None if own is None else _finite(own.logprob), top))
-    alignment = Alignment()
+        text = prompt.tokens[place] if place < len(prompt.tokens) else None
+        entries.append(TokenLogprob(text or "", token_id, None if own is None else _finite(own.logprob), top))
+    alignment = Alignment(bytes_of=bytes_of)
     alignment.add(entries)
     return alignment.close(prompt.text, keep_rest=True)
 
@@ -170,33 +66,37 @@ def prompt_logprobs_json(told: PromptLogprobs | None) -> list[dict[str, Any] | N
     ]
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprob], alternatives: int, *, as_ids: bool) -> dict[str, Any]:
-    """The chat's shape. `as_ids`: `token_id:5` in place of the token's text (vLLM)."""
+def chat_logprobs(tokens: Sequence[TokenLogprob], form: AnswerForm) -> dict[str, Any]:
+    """The chat's shape."""
     content = []
     for token in tokens:
-        entry = _chat_entry(_name(token.token, token.token_id, as_ids), token.token, token.logprob, _bytes(token))
+        entry = _chat_entry(token.token, token.token_id, token.logprob, _bytes(token), form)
         entry["top_logprobs"] = [
-            _chat_entry(_name(top.token, top.token_id, as_ids), top.token, top.logprob, top.bytes)
-            for top in _best(token, alternatives)
+            _chat_entry(top.token or "", top.token_id, top.logprob, top.bytes, form)
+            for top in _best(token, form.logprobs or 0)
         ]
         content.append(entry)
     return {"content": content, "refusal": None}
 
 
-def _chat_entry(name: str, text: str | None, logprob: float | None, raw: list[int] | None) -> dict[str, Any]:
-    if raw is None and text is not None and BROKEN not in text:
+def _chat_entry(
+    text: str, token_id: int, logprob: float | None, raw: list[int] | None, form: AnswerForm
+) -> dict[str, Any]:
+    if raw is None and BROKEN not in text:
         raw = list(text.encode())
-    return {"token": name, "logprob": known(logprob), "bytes": raw}
+    elif raw is None and form.token_bytes is not None and token_id >= 0:
+        raw = list(form.token_bytes(token_id))
+    return {"token": _name(text, token_id, form), "logprob": known(logprob), "bytes": raw}
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprob], alternatives: int, *, as_ids: bool) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[TokenLogprob], form: AnswerForm) -> dict[str, Any]:
     """The completions' shape: four lists side by side. A token's map holds the token itself, too."""
-    names = [_name(token.token, token.token_id, as_ids) for token in tokens]
+    names = [_name(token.token, token.token_id, form) for token in tokens]
     tops: list[dict[str, float] | None] = []
     for name, token in zip(names, tokens, strict=True):
         top = {} if token.logprob is None else {name: token.logprob}
-        for alternative in _best(token, alternatives):
-            top.setdefault(_name(alternative.token, alternative.token_id, as_ids), known(alternative.logprob))
+        for alternative in _best(token, form.logprobs or 0):
+            top.setdefault(_name(alternative.token, alternative.token_id, form), known(alternative.logprob))
         tops.append(top or None)
     return {
         "tokens": names,
@@ -211,8 +111,9 @@ def _best(token: TokenLogprob, alternatives: int) -> list[TopLogprob]:
     return sorted(token.top, key=lambda top: -top.logprob)[:alternatives]
 
 
-def _name(text: str | None, token_id: int, as_ids: bool) -> str:
-    return f"token_id:{token_id}" if as_ids else text or ""
+def _name(text: str | None, token_id: int, form: AnswerForm) -> str:
+    """The token's text, or `token_id:5` (vLLM) where the client asked for ids."""
+    return f"token_id:{token_id}" if form.tokens_as_ids else text or ""
 
 
 def _bytes(token: TokenLogprob) -> list[int] | None:

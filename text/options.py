@@ -93,8 +93,7 @@ def budget(
 def stop_conditions(request: Request, card: ModelCard, max_tokens: int | None) -> StopConditions:
     """When the answer ends; `max_tokens` is what `budget` gave.
 
-    Integers in `stop` are stop ids beside `stop_token_ids`. A client's stop ids end the answer visibly, eos ids do not
-    show. `ignore_eos` takes the eos ids away and nothing else.
+    Integers in `stop` are stop ids beside `stop_token_ids`. `ignore_eos` takes the eos ids away and nothing else.
     """
     strings, ids = _stops(request)
     least = request.min_tokens
@@ -104,7 +103,6 @@ def stop_conditions(request: Request, card: ModelCard, max_tokens: int | None) -
         max_tokens=max_tokens,
         stop=strings,
         stop_token_ids=ids,
-        stop_token_ids_visible=ids,
         stop_token_ids_hidden=eos_token_ids(request, card) or None,
         min_tokens=least,
         ignore_eos=request.ignore_eos,

@@ -8,8 +8,9 @@ from typing import Any
 from protocols.errors import ProtocolViolation
 from protocols.outputs import BackendOutput, FinishKind, PromptLogprobs, prompt_logprobs_of
 from protocols.wire import WireError
+from text.alignment import Alignment, TokenLogprob
 from text.answer_form import AnswerForm, PromptEcho
-from text.logprobs import Alignment, TokenLogprob, prompt_logprobs_json, prompt_tokens_of, tokens_of
+from text.logprobs import prompt_logprobs_json, prompt_tokens_of, tokens_of
 
 
 class TokenReport:
@@ -26,7 +27,7 @@ class TokenReport:
         self._prompt = prompt
         self._exact = exact
         self._echo = form.echo and form.logprobs is not None
-        self._alignment = Alignment(len(prompt.text) if form.echo else 0)
+        self._alignment = Alignment(len(prompt.text) if form.echo else 0, form.token_bytes)
         self.entries: list[TokenLogprob] = []
         self.token_ids: list[int] = []
         self._prompt_logprobs: PromptLogprobs | None = None
@@ -46,7 +47,7 @@ class TokenReport:
         if self._form.logprobs is None:
             return
         if self._echo:
-            self.entries += prompt_tokens_of(self._prompt, self._prompt_logprobs)
+            self.entries += prompt_tokens_of(self._prompt, self._prompt_logprobs, self._form.token_bytes)
             self._echo = False
         if ending is None:
             self.entries += self._alignment.take(text)

@@ -90,12 +90,12 @@ def test_the_least_length_shrinks_with_the_context():
 # ---- stops
 
 
-def test_eos_ids_end_hidden_and_the_clients_ids_visible():
+def test_eos_ids_end_hidden_and_the_clients_ids_are_its_own():
     stop = stop_conditions(chat(stop_token_ids=[7]), CARD, 5)
 
     assert stop.stop_token_ids_hidden == (2, 3)
-    assert stop.stop_token_ids == stop.stop_token_ids_visible == (7,)
-    assert stop.stop is None
+    assert stop.stop_token_ids == (7,)
+    assert stop.stop is stop.stop_token_ids_visible is None
     assert stop.max_tokens == 5
 
 
