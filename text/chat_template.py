@@ -76,7 +76,7 @@ class ChatTemplate:
         name = self._choose(template, bool(tools))
         prepared = template_messages(messages, self._traits[name])
         if continue_final_message:
-            _mark_end(prepared)
+            _mark_end(prepared, messages)
         try:
             text = self._run(
                 name,
@@ -123,10 +123,12 @@ class ChatTemplate:
         return text in prompt and "'type'" not in prompt and '"type"' not in prompt
 
     def _notices(self, name: str, kind: str) -> bool:
+        """Does a part of this kind leave another trace than one of a kind that no template knows?"""
         text = {"type": "text", "text": _PROBE}
-        without = self._attempt(name, [{"role": "user", "content": [text]}])
-        prompt = self._attempt(name, [{"role": "user", "content": [{"type": kind}, text]}])
-        return _PROBE in prompt and prompt != without
+        unknown, prompt = (
+            self._attempt(name, [{"role": "user", "content": [{"type": part}, text]}]) for part in ("probe", kind)
+        )
+        return _PROBE in prompt and prompt != unknown
 
     def _probe_tool_call(self, name: str) -> tuple[bool, NoContent]:
         """The first form of an assistant's tool call that the template writes out whole; else one it bears with."""
@@ -175,17 +177,18 @@ def _words(error: BaseException) -> str:
     return f"the chat template cannot render these messages: {error}"
 
 
-def _mark_end(messages: Sequence[dict[str, Any]]) -> None:
-    """Puts the mark behind the last message's text."""
-    last: dict[str, Any] = messages[-1] if messages else {}
-    content = last.get("content")
-    if isinstance(content, str):
-        last["content"] = content + _CONTINUE_HERE
-        return
-    texts = [part for part in content or () if part["type"] == "text"]
-    if not texts:
-        raise InvalidRequest("the final message has no text to continue", param="messages")
-    texts[-1]["text"] += _CONTINUE_HERE
+def _mark_end(prepared: Sequence[dict[str, Any]], messages: Sequence[Mapping[str, Any]]) -> None:
+    """Puts the mark behind the last message's text, where it has one of its own."""
+    if messages and messages[-1].get("content") is not None:
+        last = prepared[-1]
+        if isinstance(last["content"], str):
+            last["content"] += _CONTINUE_HERE
+            return
+        texts = [part for part in last["content"] if part["type"] == "text"]
+        if texts:
+            texts[-1]["text"] += _CONTINUE_HERE
+            return
+    raise InvalidRequest("the final message has no text to continue", param="messages")
 
 
 def _cut_at_mark(text: str) -> str:

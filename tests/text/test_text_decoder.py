@@ -1,4 +1,4 @@
-"""The decoder of one attempt: text, ids and finish, however the ids are cut into outputs and the answer into attempts."""
+"""The decoder of one attempt: text, ids and finish, for any cut of the ids into outputs and attempts."""
 
 from __future__ import annotations
 

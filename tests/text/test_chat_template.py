@@ -1,0 +1,311 @@
+"""Conversations to prompts."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from protocols.errors import InvalidRequest
+from text.chat_messages import NoContent
+from text.chat_template import ChatTemplate
+
+CHATML = (
+    "{%- for message in messages %}\n"
+    "    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\n"
+    "{%- endfor %}\n"
+    "{%- if add_generation_prompt %}\n"
+    "    {{- '<|im_start|>assistant\\n' }}\n"
+    "{%- endif %}\n"
+)
+USER = [{"role": "user", "content": "Hi"}]
+CALL = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": '{"x": "ü"}'}}
+CALLING = [*USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+
+PARTS = (
+    "{% for m in messages %}{{ m.role }}:{% for p in m.content %}"
+    "{% if p.type == 'text' %}{{ p.text }}{% elif p.type == 'image' %}<image>{% endif %}"
+    "{% endfor %};{% endfor %}"
+)
+EITHER = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %};{% endfor %}"
+)
+TOOL_CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}={{ c.function.arguments | tojson }}{% endfor %};{% endfor %}"
+)
+
+
+def text_of(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:
+    return ChatTemplate(source).render(messages, **variables)
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+# ---- the environment
+
+
+def test_a_conversation_is_rendered_with_the_prompt_for_the_answer() -> None:
+    assert text_of(CHATML, USER) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_without_a_generation_prompt_the_conversation_ends() -> None:
+    assert text_of(CHATML, USER, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_blocks_are_trimmed_and_newlines_of_the_text_are_kept() -> None:
+    source = "  {% if true %}\n  a\n\n  {% endif %}\nb\n"
+    assert text_of(source, USER) == "  a\n\nb\n".removesuffix("\n")
+
+
+def test_tojson_writes_json_as_models_have_seen_it() -> None:
+    source = "{{ {'b': '<é&\"\\'>', 'a': [1, none, true]} | tojson }}|{{ {'k': 1} | tojson(indent=2) }}"
+    assert text_of(source, USER) == '{"b": "<é&\\"\'>", "a": [1, null, true]}|{\n  "k": 1\n}'
+
+
+def test_loops_may_break_and_continue() -> None:
+    source = (
+        "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}"
+        "{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    )
+    assert text_of(source, USER) == "02"
+
+
+def test_the_generation_tag_renders_its_body_in_a_scope_of_its_own() -> None:
+    source = "{% set x = 1 %}{% generation %}{% set x = 2 %}<{{ messages[0].content }}>{% endgeneration %}{{ x }}"
+    assert text_of(source, USER) == "<Hi>1"
+
+
+def test_the_clock_is_given() -> None:
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", clock=lambda: datetime(2026, 11, 30))
+    assert template.render(USER) == "30 Nov 2026"
+
+
+def test_special_tokens_are_known_by_name_and_variables_go_before_them() -> None:
+    template = ChatTemplate("{{ bos_token }}{{ mood }}", special_tokens={"bos_token": "<s>"})
+    assert template.render(USER, mood="calm") == "<s>calm"
+    assert template.render(USER, mood="calm", bos_token="<b>") == "<b>calm"
+
+
+@pytest.mark.parametrize("tools", [None, []])
+def test_no_tools_are_none(tools: list[dict[str, Any]] | None) -> None:
+    source = "{% if tools is not none %}tools{% else %}none{% endif %}"
+    assert text_of(source, USER, tools=tools) == "none"
+
+
+def test_namespaces_and_dicts_work() -> None:
+    source = (
+        "{% set ns = namespace(n=1) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{{ dict(a=3).a }}{{ dict.fromkeys(['k'], 4) }}"
+    )
+    assert text_of(source, USER) == "23{'k': 4}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{% set ns = namespace() %}{% set ns._x = 1 %}",
+        "{{ namespace(__init__=1) }}",
+        "{{ range(99999999999) | list }}",
+    ],
+)
+def test_the_sandbox_holds(source: str) -> None:
+    with pytest.raises(InvalidRequest):
+        text_of(source, USER)
+
+
+# ---- failures
+
+
+def test_a_refusal_has_the_templates_own_words() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        text_of("{{ raise_exception('Roles must alternate!') }}", USER)
+    assert caught.value.message == "Roles must alternate!"
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("source", ["{{ 'a' + 1 }}", "{{ messages[9].content }}", "{{ 1 // 0 }}", "{{ {}['a'].b }}"])
+def test_a_template_that_breaks_refuses_the_messages(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot render"):
+        text_of(source, USER)
+
+
+def test_a_broken_template_is_refused_when_made() -> None:
+    with pytest.raises(ValueError, match=r"'default', line 2"):
+        ChatTemplate("{{ 1 }}\n{% if %}")
+
+
+# ---- named templates
+
+
+@pytest.mark.parametrize(
+    ("tools", "name", "text"), [(None, None, "plain"), ([{}], None, "with tools"), ([{}], "rag", "with documents")]
+)
+def test_the_template_is_chosen_by_name_or_by_tools(tools: Any, name: str | None, text: str) -> None:
+    template = ChatTemplate({"default": "plain", "tool_use": "with tools", "rag": "with documents"})
+    assert template.render(USER, tools=tools, template=name) == text
+
+
+def test_an_unknown_name_is_the_clients_fault() -> None:
+    with pytest.raises(InvalidRequest, match="no chat template 'rag'"):
+        ChatTemplate("plain").render(USER, template="rag")
+
+
+# ---- content
+
+
+def test_parts_become_a_string_for_a_template_that_wants_one() -> None:
+    assert text_of("{{ messages[0].content }}", [{"role": "user", "content": parts("a", "b")}]) == "a\nb"
+
+
+def test_a_string_becomes_parts_for_a_template_that_wants_them() -> None:
+    assert text_of(PARTS, USER) == "user:Hi;"
+
+
+def test_a_template_that_takes_both_gets_what_the_client_sent() -> None:
+    messages = [*USER, {"role": "user", "content": parts("a", "b")}]
+    assert text_of(EITHER, messages) == "user:Hi;user:[a][b];"
+
+
+def test_a_tools_result_is_always_a_string() -> None:
+    messages = [*USER, {"role": "tool", "content": parts("a", "b")}]
+    assert text_of(EITHER, messages) == "user:Hi;tool:a\nb;"
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "image"])
+def test_an_image_leaves_its_mark_where_the_template_has_one(kind: str) -> None:
+    content = [{"type": kind, kind: {"url": "data:"}}, *parts("what?")]
+    assert text_of(PARTS, [{"role": "user", "content": content}]) == "user:<image>what?;"
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "what"),
+    [(EITHER, "image_url", "image"), (PARTS, "input_audio", "audio"), ("{{ messages[0].content }}", "video", "video")],
+)
+def test_media_without_a_place_in_the_template_are_refused(source: str, kind: str, what: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"messages\[0\].content\[0\]: this model takes no {what} input"):
+        text_of(source, [{"role": "user", "content": [{"type": kind}]}])
+
+
+def test_a_models_thinking_sent_back_as_a_part_is_left_out() -> None:
+    content = [{"type": "thinking", "thinking": "hm"}, {"type": "refusal", "refusal": "no"}]
+    assert text_of("{{ messages[0].content }}", [{"role": "assistant", "content": content}]) == "no"
+
+
+@pytest.mark.parametrize("content", [5, [{"type": "smell"}], [{"type": "text"}], [7]])
+def test_other_content_is_refused(content: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        text_of("{{ messages[0].content }}", [{"role": "user", "content": content}])
+    assert caught.value.param == "messages"
+
+
+def test_the_given_messages_are_not_changed() -> None:
+    messages = [{"role": "developer", "content": "d", "name": None}, *CALLING]
+    before = repr(messages)
+    text_of(TOOL_CALLS, messages)
+    assert repr(messages) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "role"), [("{{ messages[0].role }}", "system"), ("{# developer #}{{ messages[0].role }}", "developer")]
+)
+def test_a_developer_is_a_system_message_to_a_template_that_knows_none(source: str, role: str) -> None:
+    assert text_of(source, [{"role": "developer", "content": "d"}]) == role
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_found_under_its_other_names(name: str) -> None:
+    source = "{{ messages[0].reasoning_content }}{{ messages[0].thinking }}"
+    assert text_of(source, [{"role": "assistant", "content": "", name: "R"}]) == "RR"
+
+
+# ---- tool calls
+
+
+def test_arguments_are_an_object_to_the_template() -> None:
+    assert text_of(TOOL_CALLS, CALLING) == 'Hi;f={"x": "ü"};'
+
+
+def test_arguments_are_text_to_a_template_that_can_only_print_text() -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{{ 'args: ' + c.function.arguments }}{{ c.function.name }}"
+        "{% endfor %}{% endfor %}"
+    )
+    assert text_of(source, CALLING) == 'args: {"x": "ü"}f'
+
+
+@pytest.mark.parametrize("arguments", ["", None, "{}"])
+def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    assert text_of(TOOL_CALLS, [{"role": "assistant", "tool_calls": [call]}]) == "f={};"
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', 5])
+def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].tool_calls\[0\].function.arguments"):
+        text_of(TOOL_CALLS, [{"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize("call", [5, {"id": "x"}, {"function": "f"}])
+def test_a_tool_call_without_a_function_is_refused(call: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"tool_calls\[0\]"):
+        text_of(TOOL_CALLS, [{"role": "assistant", "tool_calls": [call]}])
+
+
+def test_an_empty_list_of_tool_calls_is_no_list() -> None:
+    source = "{% if messages[0].tool_calls is defined %}calls{% else %}none{% endif %}"
+    assert text_of(source, [{"role": "assistant", "content": "", "tool_calls": []}]) == "none"
+
+
+@pytest.mark.parametrize(
+    ("source", "no_content"),
+    [
+        (TOOL_CALLS, NoContent.ABSENT),
+        (CHATML, NoContent.EMPTY),
+        (
+            "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls[0].function.name }}"
+            "{{ m.tool_calls[0].function.arguments.probe_key }}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+            NoContent.NULL,
+        ),
+    ],
+)
+def test_a_message_without_content_comes_as_the_template_can_bear_it(source: str, no_content: NoContent) -> None:
+    template = ChatTemplate(source)
+    assert template.traits().no_content is no_content
+    assert "None" not in template.render(CALLING)
+
+
+# ---- going on with the last message
+
+
+@pytest.mark.parametrize("content", ["So I ", parts("So I ")])
+def test_the_last_message_can_be_left_open(content: Any) -> None:
+    messages = [*USER, {"role": "assistant", "content": content}]
+    text = text_of(CHATML, messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nSo I "
+
+
+def test_a_template_that_trims_leaves_the_last_message_trimmed() -> None:
+    source = "{% for m in messages %}{{ m.content | trim }};{% endfor %}"
+    messages = [{"role": "assistant", "content": " So I "}]
+    assert text_of(source, messages, continue_final_message=True) == "So I"
+
+
+@pytest.mark.parametrize(
+    ("source", "messages"),
+    [
+        ("{{ messages[0].role }}", USER),
+        (CHATML, []),
+        (CHATML, [{"role": "assistant", "tool_calls": [CALL]}]),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(source: str, messages: list[dict[str, Any]]) -> None:
+    with pytest.raises(InvalidRequest, match="continue"):
+        text_of(source, messages, continue_final_message=True)
