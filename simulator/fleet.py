@@ -13,10 +13,11 @@ from simulator.faults import Faults
 from simulator.model import EngineModel
 from simulator.options import SimulatorOptions
 from simulator.sglang import SglangWorker
+from simulator.trtllm import TrtllmWorker
 from simulator.vllm import VllmWorker
 from simulator.worker import SimulatedWorker, exit_now
 
-_WORKERS: dict[str, type[SimulatedWorker]] = {"vllm": VllmWorker, "sglang": SglangWorker}
+_WORKERS: dict[str, type[SimulatedWorker]] = {"vllm": VllmWorker, "sglang": SglangWorker, "trtllm": TrtllmWorker}
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,11 @@ class KvCache:
     # ---- pins
 
     def pin(self, name: str, blocks: list[Block], expires_at: float | None) -> None:
-        """Takes over the caller's hold on `blocks` until `expires_at` (None: until released)."""
+        """Takes over the caller's hold on `blocks` until `expires_at` (None: until released).
+
+        A pin of the same name is released.
+        """
+        self.unpin(name)
         self._pins[name] = _Pin(blocks, expires_at)
 
     def extend(self, name: str, expires_at: float) -> bool:

@@ -58,11 +58,11 @@ class SglangOptions:
 
 @dataclass(frozen=True)
 class TrtllmOptions:
-    """TensorRT-LLM. `band`: "1.2" or "1.3".
+    """TensorRT-LLM. `band`: "1.1", "1.2" or "1.3".
 
     `transfer_timeout_s`: `kv_transfer_timeout_ms` (None: for ever, as 1.0 to 1.2 did unless configured). `two_tokens`:
     decode emits two tokens at max_tokens 1. `cut_streams`: an error in a stream cuts the connection, without an event.
-    `leave_s`: the period of the disconnect poll.
+    `leave_s`: the period of the disconnect poll. `done_twice`: some builds say [DONE] two times.
     """
 
     band: str = "1.3"
@@ -71,10 +71,11 @@ class TrtllmOptions:
     cut_streams: bool | None = None
     leave_s: float = 1.0
     stats: bool = True
+    done_twice: bool = False
 
     @property
     def cuts_streams(self) -> bool:
-        return self.band == "1.2" if self.cut_streams is None else self.cut_streams
+        return self.band < "1.3" if self.cut_streams is None else self.cut_streams
 
 
 @dataclass(frozen=True)
