@@ -72,24 +72,27 @@ class _Watch:
 class HealthMonitor:
     """A registry's listener; `start` begins with the workers already there, `close` ends all watches.
 
-    `prober_for` gives the control-plane part of a worker's adapter. `clock` in seconds; `pause` waits between probes.
+    `interval_s`: between the probes of a worker that is up; one that is down is probed sooner, from 0.5 s on. `http`:
+    the caller's client, which stays open; without one the monitor has its own. `prober_for` gives the control-plane
+    part of a worker's adapter. `clock` in seconds; `pause` waits between probes.
     """
 
     def __init__(
         self,
         registry: Registry,
-        http: httpx.AsyncClient,
         *,
+        interval_s: float = 5.0,
+        http: httpx.AsyncClient | None = None,
         prober_for: Callable[[Worker], Prober] | None = None,
-        rhythm: Rhythm | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Pause = _pause,
         rng: random.Random | None = None,
     ) -> None:
         self._registry = registry
-        self._http = http
+        self._http = http if http is not None else probe_client()
+        self._closes_http = http is None
         self._prober_for = prober_for or (lambda worker: registry.adapter(worker.id))
-        self._rhythm = rhythm or Rhythm()
+        self._rhythm = Rhythm(interval_s=interval_s)
         self._clock = clock
         self._pause = pause
         self._rng = rng or random.Random()
@@ -106,6 +109,8 @@ class HealthMonitor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._closes_http:
+            await self._http.aclose()
 
     # ---- the registry's listener
 
@@ -183,8 +188,8 @@ class HealthMonitor:
             reply = await self._ask(worker, probe)
             if isinstance(reply, Finding):
                 return reply
-            if reply.status == 503:
-                return Finding(Sign.UNKNOWN, f"{probe.path} answered 503")
+            if reply.status == 503:  # still loading: what the other routes tell is not the whole of it
+                return Finding(Sign.UNWELL if watch.vitals.known else Sign.UNKNOWN, f"{probe.path} answered 503")
             replies[probe.path] = reply
         try:
             traits = prober.traits(replies)

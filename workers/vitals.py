@@ -57,16 +57,16 @@ class Verdict:
 class Vitals:
     """One worker's history of findings.
 
-    `must_identify`: it is to be asked who it is before the next health probe. `gone`: the process that we knew refused
-    a connection, so the one that answers next is taken for another.
+    `known`: it has told who it is. `must_identify`: it is to be asked, again, before the next health probe. `gone`: the
+    process that we knew refused a connection, so the one that answers next is taken for another.
     """
 
-    __slots__ = ("_known", "_misses", "_retry_s", "_rhythm", "_rng", "_well", "gone", "must_identify", "up")
+    __slots__ = ("_misses", "_retry_s", "_rhythm", "_rng", "_well", "gone", "known", "must_identify", "up")
 
     def __init__(self, rhythm: Rhythm, rng: random.Random) -> None:
         self._rhythm = rhythm
         self._rng = rng
-        self._known = False
+        self.known = False
         self._misses = 0
         self._well = 0
         self._retry_s = rhythm.first_retry_s
@@ -79,7 +79,7 @@ class Vitals:
         self.must_identify = True
 
     def identified(self) -> None:
-        self._known = True
+        self.known = True
         self.must_identify = self.gone = False
         self._well = 0
 
@@ -94,9 +94,9 @@ class Vitals:
             if self._misses < MISSES:
                 return Verdict(None, finding.reason, max(self._jittered(self._rhythm.first_retry_s), least_s))
         self.up = False
+        self.must_identify = True
         if finding.sign is Sign.REFUSED:
-            self.gone = self._known
-            self.must_identify = True
+            self.gone = self.known
         status = Status.JOINING if finding.sign is Sign.UNKNOWN else Status.DOWN
         return Verdict(status, finding.reason, self._jittered(self._next_retry_s()))
 

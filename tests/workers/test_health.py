@@ -152,7 +152,7 @@ async def open_house(prober) -> AsyncIterator[House]:
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(probe_client())
         house = House(registry, beat, stack)
-        monitor = HealthMonitor(registry, http, pause=beat.pause, clock=lambda: house.now)
+        monitor = HealthMonitor(registry, http=http, pause=beat.pause, clock=lambda: house.now)
         monitor.start()
         stack.push_async_callback(monitor.close)
         yield house
@@ -183,7 +183,7 @@ async def test_workers_there_before_the_watch_began_are_watched_too():
     registry = Registry(Prober, Loads())
     async with wire_server(SimulatedProcess()) as server, probe_client() as http:
         registry.add("m", Worker(1, server.url, Engine.VLLM))
-        monitor = HealthMonitor(registry, http, pause=beat.pause)
+        monitor = HealthMonitor(registry, http=http, pause=beat.pause)
         monitor.start()
         await beat.rested(1, 1)
         await monitor.close()
@@ -270,6 +270,16 @@ async def test_a_worker_deep_in_a_long_prefill_may_miss_two_probes(hasty_house):
 
     await house.beat.turn()
     assert (house.status(), house.reason()) == (Status.DOWN, "/health was not answered within 0.05 s")
+
+
+async def test_a_known_worker_that_is_not_yet_itself_again_is_down_not_new(house):
+    process = await house.settle()
+    process.routes["/info"] = (503, b"")
+
+    house.registry.observed_failure(1, CannotConnect("connection refused"))
+    await house.beat.rested(1, 2)
+
+    assert (house.status(), house.reason()) == (Status.DOWN, "/info answered 503")
 
 
 async def test_a_worker_that_nobody_listens_for_is_down(house):
@@ -371,7 +381,7 @@ async def test_a_watch_that_fails_takes_the_worker_out_and_says_so(caplog):
     beat = Beat()
     registry = Registry(Broken, Loads())
     async with probe_client() as http:
-        monitor = HealthMonitor(registry, http, pause=beat.pause)
+        monitor = HealthMonitor(registry, http=http, pause=beat.pause)
         monitor.start()
         registry.add("m", Worker(1, "http://127.0.0.1:9", Engine.VLLM))
         await asyncio.wait(monitor_tasks())

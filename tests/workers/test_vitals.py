@@ -108,7 +108,15 @@ def test_an_unwell_process_is_still_the_same(vitals):
     vitals.take(UNWELL)
 
     assert not vitals.gone
-    assert not vitals.must_identify
+
+
+@pytest.mark.parametrize("finding", [REFUSED, UNWELL, UNKNOWN])
+def test_who_is_lost_is_asked_again_who_it_is(vitals, finding):
+    up(vitals)
+
+    vitals.take(finding)
+
+    assert vitals.must_identify
 
 
 def test_a_doubted_worker_is_asked_again_who_it_is(vitals):
