@@ -7,12 +7,13 @@ Two public steps, `reserve` and `run`; as a service it does both in a row. Betwe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from engines.base import Call, EngineAdapter
 from pipeline.context import RequestContext, new_ids
 from pipeline.deadlines import Deadlines
-from pipeline.reading import Reading
+from pipeline.reading import Reading, TokenTalk
 from pipeline.service import Sink
 from pipeline.ticker import Ticker
 from protocols.errors import Blame, GatewayError, WorkerFailure, WorkerSilent
@@ -21,9 +22,26 @@ from protocols.preprocessed import PreprocessedRequest
 from protocols.worker import Leg, Worker
 from routers.base import Choice, Profile, Query, choose
 from routers.load import Loads, Reservation
-from telemetry.metrics import WorkerMetrics
 from workers.client import WorkerClient
 from workers.registry import Registry
+
+T = TypeVar("T")
+
+
+class WorkerObserver(Protocol):
+    """Told of what a model's requests meet on their way to workers."""
+
+    def chosen(self, leg: Leg, removed: Mapping[str, Sequence[int]], /) -> None:
+        """A worker was chosen; `removed`: by filter, the workers it removed."""
+
+    def refused(self, leg: Leg, error: GatewayError, /) -> None:
+        """Nobody could be chosen."""
+
+    def failed(self, worker: Worker, leg: Leg, error: GatewayError, /) -> None:
+        """A call failed; told once."""
+
+
+_NOBODY: Mapping[str, Sequence[int]] = {}
 
 
 class Lease:
@@ -49,6 +67,11 @@ class Lease:
     def worker(self) -> Worker:
         return self.adapter.worker
 
+    @property
+    def for_handoff(self) -> bool:
+        """The call only prefills: what it brings is for a decode worker."""
+        return self.leg is Leg.PREFILL and not self.alone
+
     def release(self) -> None:
         self._reservation.release()
 
@@ -67,7 +90,7 @@ class WorkerRouter:
         deadlines: Deadlines,
         ticker: Ticker,
         clock: Callable[[], float],
-        metrics: WorkerMetrics,
+        observer: WorkerObserver,
     ) -> None:
         self.model = model
         self.registry = registry
@@ -77,7 +100,7 @@ class WorkerRouter:
         self.clock = clock
         self._loads = loads
         self._profiles = profiles
-        self._metrics = metrics
+        self._observer = observer
 
     # ---- step one
 
@@ -101,7 +124,12 @@ class WorkerRouter:
             pair_keys=pair_keys,
             alone=alone,
         )
-        choice = choose(self._profiles[leg], self.registry.candidates(self.model, leg, self._loads), query)
+        try:
+            choice = choose(self._profiles[leg], self.registry.candidates(self.model, leg), query)
+        except GatewayError as error:
+            self._observer.refused(leg, error)
+            raise
+        self._observer.chosen(leg, choice.casualties if choice.steps else _NOBODY)
         lease = Lease(
             choice,
             self.registry.adapter(choice.worker.id),
@@ -116,22 +144,25 @@ class WorkerRouter:
 
     def reading(
         self, lease: Lease, request: PreprocessedRequest, context: RequestContext, sink: Sink[LLMEngineOutput]
-    ) -> Reading:
+    ) -> Reading[LLMEngineOutput]:
         """The call that `lease` stands for, not yet sent."""
-        return Reading(self, lease, request, context, sink)
+        return Reading(self, lease, TokenTalk(request), context, sink)
 
     async def run(
         self, lease: Lease, request: PreprocessedRequest, context: RequestContext, sink: Sink[LLMEngineOutput]
     ) -> None:
         """Sends, reads to the end, releases."""
-        reading = self.reading(lease, request, context, sink)
+        await self.read(self.reading(lease, request, context, sink))
+
+    async def read(self, reading: Reading[T]) -> None:
+        """Sends a call, reads its reply to the end, releases its lease."""
         try:
             await reading.open()
             await reading.wait()
-            self.succeeded(lease)
+            self.succeeded(reading.lease)
         finally:
             reading.close()
-            lease.release()
+            reading.lease.release()
 
     async def __call__(
         self, request: PreprocessedRequest, context: RequestContext, sink: Sink[LLMEngineOutput]
@@ -171,7 +202,7 @@ class WorkerRouter:
         else:
             context.migration.record_error(error)
         self.registry.observed_failure(lease.worker.id, error)
-        self._metrics.failed(lease.worker, lease.leg, error)
+        self._observer.failed(lease.worker, lease.leg, error)
         return error
 
 

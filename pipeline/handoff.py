@@ -85,7 +85,7 @@ class SequentialPair:
             prefill_lease, replace(request, phase=RequestPhase.PREFILL), context, self.outputs.extend
         )
         self.decode_lease: Lease | None = decode_lease
-        self.decode: Reading | None = None
+        self.decode: Reading[LLMEngineOutput] | None = None
         self.handoff: PrefillResult | None = None
 
     # ---- the two legs
@@ -225,7 +225,7 @@ class SequentialPair:
         keys = frozenset({self.prefill.lease.worker.pair_key()})
         return self._router.reserve(self.request, Leg.DECODE, context, pair_keys=keys)
 
-    def _stop_when_fetched(self, decode: Reading) -> None:
+    def _stop_when_fetched(self, decode: Reading[LLMEngineOutput]) -> None:
         if self.prefill.lease.adapter.release_at is Release.HEADERS:
             decode.sink_to(_drop)
             decode.stop_at_head(self)
@@ -358,7 +358,7 @@ class ConcurrentPair:
         if unfinished:
             self.context.background.spawn(self._abort(unfinished), "abort-pair")
 
-    async def _abort(self, readings: Sequence[Reading]) -> None:
+    async def _abort(self, readings: Sequence[Reading[LLMEngineOutput]]) -> None:
         for reading in readings:
             for call in reading.lease.adapter.abort_calls(reading.lease.ids):
                 try:

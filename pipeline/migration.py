@@ -119,7 +119,7 @@ class Migration(Generic[Output]):
         observer: Observer,
     ) -> None:
         self._limits = limits
-        self._length_ending = length_ending
+        self._length_ending: Callable[[PreprocessedRequest], Output] = length_ending
         self._observer = observer
 
     async def __call__(

@@ -1,15 +1,15 @@
 """One call to one worker, from its sending to the end of its reply.
 
-A `Reading` is the client's `Reader`: it parses what came and pushes the outputs up in the same step. It knows nothing
-of legs beyond the two kinds of call, and nothing of retries beyond HTTP's own (a pooled connection that was dead).
+A `Reading` is the client's `Reader`: it parses what came and pushes the outputs up in the same step. What is said to
+the worker is its `Talk`'s; it knows nothing of retries beyond HTTP's own (a pooled connection that was dead).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from engines.base import Call, ReplyParser
+from engines.base import Call
 from pipeline.context import RequestContext
 from pipeline.service import Sink
 from protocols.errors import (
@@ -31,7 +31,53 @@ if TYPE_CHECKING:
 MAX_REFUSAL_BYTES = 1024 * 1024
 
 
-class Reading:
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Parser(Protocol[T_co]):
+    """`engines.base.ReplyParser`, for outputs of any kind."""
+
+    @property
+    def error(self) -> GatewayError | None: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def finish_seen(self) -> bool: ...
+    def feed(self, data: bytes, /) -> Sequence[T_co]: ...
+    def end(self) -> Sequence[T_co]: ...
+
+
+class Talk(Protocol[T_co]):
+    """What is said to the worker, and how its reply is read. `prompt_tokens` sets the first token's deadline."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    def call(self, lease: Lease, /) -> Call: ...
+    def parser(self, lease: Lease, /) -> Parser[T_co]: ...
+
+
+class TokenTalk:
+    """A request of token ids: the prefill leg's call, or the one that brings the answer."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: PreprocessedRequest) -> None:
+        self.request = request
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.token_ids)
+
+    def call(self, lease: Lease) -> Call:
+        speak = lease.adapter.prefill_call if lease.for_handoff else lease.adapter.generate_call
+        return speak(self.request, lease.ids)
+
+    def parser(self, lease: Lease) -> Parser[LLMEngineOutput]:
+        return lease.adapter.parser(self.request, Leg.PREFILL if lease.for_handoff else Leg.DECODE)
+
+
+class Reading(Generic[T]):
     """`open` sends, `wait` returns when the answer is complete, `close` ends it in this same step.
 
     `taken`: the worker has answered 200, so it has the request. `outputs_seen`: an output has come. Cancelling `wait`
@@ -53,26 +99,26 @@ class Reading:
         "context",
         "lease",
         "outputs_seen",
-        "request",
         "taken",
+        "talk",
     )
 
     def __init__(
         self,
         router: WorkerRouter,
         lease: Lease,
-        request: PreprocessedRequest,
+        talk: Talk[T],
         context: RequestContext,
-        sink: Sink[LLMEngineOutput],
+        sink: Sink[T],
     ) -> None:
         self._router = router
         self.lease = lease
-        self.request = request
+        self.talk = talk
         self.context = context
         self._sink = sink
         self._call = Call("")
         self._exchange: Exchange | None = None
-        self._parser: ReplyParser | None = None
+        self._parser: Parser[T] | None = None
         self._head_owner: object = None
         self._status = 0
         self._refusal: list[bytes] = []
@@ -112,7 +158,7 @@ class Reading:
         if self.taken and self._exchange is not None:
             self._exchange.fail(Enough(owner))
 
-    def sink_to(self, sink: Sink[LLMEngineOutput]) -> None:
+    def sink_to(self, sink: Sink[T]) -> None:
         """From now on outputs go to `sink`."""
         self._sink = sink
 
@@ -123,23 +169,17 @@ class Reading:
         await self._send(fresh=False)
 
     async def _send(self, *, fresh: bool) -> None:
-        adapter = self.lease.adapter
-        prefill = self.lease.leg is Leg.PREFILL and not self.lease.alone
-        request = self.request
-        call = (
-            adapter.prefill_call(request, self.lease.ids) if prefill else adapter.generate_call(request, self.lease.ids)
-        )
-        self._parser = adapter.parser(request, Leg.PREFILL if prefill else Leg.DECODE)
+        call = self._call = self.talk.call(self.lease)
+        self._parser = self.talk.parser(self.lease)
         self._refusal = []
         try:
             self._exchange = await self._router.client.send(self.lease.worker.url, call, self, fresh=fresh)
         except WorkerFailure as error:
             raise self._failed(error) from error.__cause__
         self._sent_at = self._last_output_at = self._router.clock()
-        if not prefill:
+        if not self.lease.for_handoff:
             self.context.flow.join(self._exchange)
         self._router.ticker.add(self)
-        self._call = call
 
     async def wait(self) -> None:
         """Until the answer is complete. Raises what ended it: a GatewayError, `Enough`, or SinkFailed."""
@@ -226,7 +266,7 @@ class Reading:
         elif parser.done:
             exchange.finish()
 
-    def _push(self, outputs: Sequence[LLMEngineOutput]) -> None:
+    def _push(self, outputs: Sequence[T]) -> None:
         self.outputs_seen = True
         if self._exchange is not None and self._exchange.read_at is not None:
             self._last_output_at = self._exchange.read_at
@@ -235,7 +275,7 @@ class Reading:
     # ---- deadlines
 
     def tick(self, now: float) -> None:
-        if self.lease.leg is Leg.DECODE and self.context.flow.paused:
+        if not self.lease.for_handoff and self.context.flow.paused:
             self._last_output_at = now
             return
         if self.context.deadline is not None and now > self.context.deadline:
@@ -243,7 +283,7 @@ class Reading:
             return
         limits = self._router.deadlines
         if not self.outputs_seen:
-            limit = limits.first_output(len(self.request.token_ids))
+            limit = limits.first_output(self.talk.prompt_tokens)
             if now - self._sent_at > limit:
                 self.fail(WorkerSilent(f"the worker sent no token within {limit:.0f} s"))
         elif now - self._last_output_at > limits.between_tokens_s:

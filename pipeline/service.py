@@ -12,8 +12,13 @@ from pipeline.context import RequestContext
 
 T_contra = TypeVar("T_contra", contravariant=True)
 Req_contra = TypeVar("Req_contra", contravariant=True)
-Resp = TypeVar("Resp")
+Resp_co = TypeVar("Resp_co", covariant=True)
 UpReq_contra = TypeVar("UpReq_contra", contravariant=True)
+UpResp_co = TypeVar("UpResp_co", covariant=True)
+DownReq_co = TypeVar("DownReq_co", covariant=True)
+DownResp_contra = TypeVar("DownResp_contra", contravariant=True)
+
+UpReq = TypeVar("UpReq")
 UpResp = TypeVar("UpResp")
 DownReq = TypeVar("DownReq")
 DownResp = TypeVar("DownResp")
@@ -25,35 +30,35 @@ class Sink(Protocol[T_contra]):
     def __call__(self, outputs: Sequence[T_contra], /) -> None: ...
 
 
-class Service(Protocol[Req_contra, Resp]):
+class Service(Protocol[Req_contra, Resp_co]):
     """Answers one request.
 
     Outputs go to the sink as they arrive; the call returns when the answer is complete, raises when it failed, and
     cancelling the call cancels the work. Once it has returned or raised, the sink is never called again.
     """
 
-    async def __call__(self, request: Req_contra, context: RequestContext, sink: Sink[Resp], /) -> None: ...
+    async def __call__(self, request: Req_contra, context: RequestContext, sink: Sink[Resp_co], /) -> None: ...
 
 
-class Operator(Protocol[UpReq_contra, UpResp, DownReq, DownResp]):
+class Operator(Protocol[UpReq_contra, UpResp_co, DownReq_co, DownResp_contra]):
     """A service around a service."""
 
     async def __call__(
         self,
         request: UpReq_contra,
         context: RequestContext,
-        sink: Sink[UpResp],
-        downstream: Service[DownReq, DownResp],
+        sink: Sink[UpResp_co],
+        downstream: Service[DownReq_co, DownResp_contra],
         /,
     ) -> None: ...
 
 
 def link(
-    operator: Operator[UpReq_contra, UpResp, DownReq, DownResp], downstream: Service[DownReq, DownResp]
-) -> Service[UpReq_contra, UpResp]:
+    operator: Operator[UpReq, UpResp, DownReq, DownResp], downstream: Service[DownReq, DownResp]
+) -> Service[UpReq, UpResp]:
     """The service that `operator` makes of `downstream`."""
 
-    async def linked(request: UpReq_contra, context: RequestContext, sink: Sink[UpResp], /) -> None:
+    async def linked(request: UpReq, context: RequestContext, sink: Sink[UpResp], /) -> None:
         await operator(request, context, sink, downstream)
 
     return linked

@@ -1,0 +1,1 @@
+"""The endpoints: generation (hot, plain ASGI), models, health and metrics (FastAPI)."""

@@ -1,0 +1,81 @@
+"""Reading a request's body within the gateway's limits, before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from app.responses import Receive
+from protocols.errors import BodyTooLarge, Disconnected, InvalidRequest, Overloaded, UnsupportedMediaType
+
+Header = tuple[bytes, bytes]
+
+
+class BodyBudget:
+    """How many bytes of bodies this process holds at a time, and how many requests."""
+
+    def __init__(self, *, max_body: int, max_in_flight: int, max_requests: int) -> None:
+        self.max_body = max_body
+        self._max_in_flight = max_in_flight
+        self._max_requests = max_requests
+        self.bytes = 0
+        self.requests = 0
+
+    def enter(self) -> None:
+        """A request begins. Raises Overloaded when there are too many."""
+        if self.requests >= self._max_requests:
+            raise Overloaded(f"the gateway already serves {self._max_requests} requests")
+        self.requests += 1
+
+    def leave(self) -> None:
+        self.requests -= 1
+
+    async def read(self, headers: Iterable[Header], receive: Receive) -> bytes:
+        """The whole body. Raises InvalidRequest kinds, Overloaded, or Disconnected when the client left meanwhile."""
+        announced = check_headers(headers, self.max_body)
+        if self.bytes + (announced or 0) > self._max_in_flight:
+            raise Overloaded("the gateway already reads as many bytes of requests as it may")
+        parts: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Disconnected("the client left before its request was complete")
+                part = message.get("body", b"")
+                size += len(part)
+                self.bytes += len(part)
+                if size > self.max_body:
+                    raise _too_large(self.max_body)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            self.bytes -= size
+
+
+def check_headers(headers: Iterable[Header], max_body: int) -> int | None:
+    """The announced length. Refuses a media type that is not JSON, and a length beyond the limit, unread."""
+    length = None
+    content_type = b""
+    for name, value in headers:
+        if name == b"content-type":
+            content_type = value
+        elif name == b"content-length":
+            length = _length(value)
+    media = content_type.partition(b";")[0].strip().lower()
+    if media != b"application/json" and not media.endswith(b"+json"):
+        shown = content_type[:80].decode("latin-1") or "none"
+        raise UnsupportedMediaType(f"Expected a request with content-type application/json, but got {shown}.")
+    if length is not None and length > max_body:
+        raise _too_large(max_body)
+    return length
+
+
+def _length(value: bytes) -> int:
+    if not value.isdigit():
+        raise InvalidRequest("The content-length header is not a number.")
+    return int(value)
+
+
+def _too_large(max_body: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body exceeds the limit of {max_body} bytes (server.max_body_bytes).")

@@ -1,0 +1,18 @@
+"""The id a request is known by to its client and in our logs. Workers never see it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+MAX_LENGTH = 128
+_ALLOWED = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,%d}" % MAX_LENGTH)
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The client's `x-request-id` where it is short and plain, else a fresh one."""
+    for name, value in headers:
+        if name == b"x-request-id" and _ALLOWED.fullmatch(value):
+            return value
+    return b"req-" + os.urandom(12).hex().encode()

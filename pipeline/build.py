@@ -1,0 +1,62 @@
+"""The chains, by name. Each is built from the bottom up by `link`; this module is the only picture of their order.
+
+full           preprocess → migrate → detokenize → prefill → route     prepared request in, choices' outputs out
+preprocessed                migrate → prefill → route                  PreprocessedRequest in, engine outputs out
+in-process     preprocess →           detokenize → the engine          a callable of this process takes token ids
+text           the engine                                              a callable that takes the OpenAI request
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.detokenize import Detokenizer
+from pipeline.migration import Migration, MigrationLimits, Observer, tokens_length_ending
+from pipeline.prefill import PrefillRouter
+from pipeline.preprocess import ChoiceOutputs, Prepared, Preprocessor
+from pipeline.service import Service, link
+from protocols.outputs import LLMEngineOutput
+from protocols.preprocessed import PreprocessedRequest
+from text.tokenizer import Tokenizer
+
+TokenService = Service[PreprocessedRequest, LLMEngineOutput]
+OpenAIService = Service[Prepared, ChoiceOutputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Resilience:
+    """How far an answer may wander, and who is told."""
+
+    limits: MigrationLimits
+    observer: Observer
+
+
+def build_pipeline(
+    preprocessor: Preprocessor,
+    tokenizer: Tokenizer,
+    prefill: PrefillRouter,
+    workers: TokenService,
+    resilience: Resilience,
+) -> OpenAIService:
+    """The usual assembly: from an OpenAI request to the workers and back."""
+    tokens = link(prefill, workers)
+    detokenizer = Detokenizer(tokenizer)
+    texts = link(detokenizer, tokens)
+    resilient = link(Migration(resilience.limits, detokenizer.length_ending, resilience.observer), texts)
+    return link(preprocessor, resilient)
+
+
+def build_preprocessed_pipeline(prefill: PrefillRouter, workers: TokenService, resilience: Resilience) -> TokenService:
+    """For callers that bring their own pre- and post-processor: token ids in, engine outputs out."""
+    tokens = link(prefill, workers)
+    return link(Migration(resilience.limits, tokens_length_ending, resilience.observer), tokens)
+
+
+def build_in_process_tokens(preprocessor: Preprocessor, tokenizer: Tokenizer, engine: TokenService) -> OpenAIService:
+    """An engine of this process that takes token ids."""
+    return link(preprocessor, link(Detokenizer(tokenizer), engine))
+
+
+def build_in_process_text(engine: OpenAIService) -> OpenAIService:
+    """An engine of this process that takes the OpenAI request itself and answers in text: nothing stands around it."""
+    return engine

@@ -1,0 +1,245 @@
+"""From an OpenAI request to the workers' requests, and the choices' outputs back up.
+
+Renders, tokenizes, checks the budget, then fans n > 1 and lists of prompts out: every choice is a request of its own
+below, with its own ids, seed, migration and explanation, and shares deadline, flow and cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.context import RequestContext
+from pipeline.service import Service, Sink
+from protocols.model_card import ModelCard
+from protocols.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from protocols.openai_errors import invalid
+from protocols.outputs import BackendOutput
+from protocols.preprocessed import PreprocessedRequest, RoutingHints
+from text.answer_form import AnswerForm, PromptEcho, chat_form, completion_form
+from text.chat_template import ChatTemplate
+from text.options import (
+    budget,
+    check_against,
+    choice_sampling,
+    output_options,
+    router_params,
+    routing_hints,
+    sampling_options,
+    stop_conditions,
+    wanted_tokens,
+)
+from text.tokenizer import Tokenizer
+
+LONG_TEXT = 16_384
+"""Characters from which on tokenizing leaves the event loop: under it takes less than about 5 ms."""
+
+
+@dataclass(slots=True)
+class ChoiceOutputs:
+    """What one read brought for one choice. `index` counts the candidates of all prompts, in order."""
+
+    index: int
+    outputs: Sequence[BackendOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request with its prompts tokenized: ready to be sent, and to be shown."""
+
+    request: ChatCompletionRequest | CompletionRequest
+    prompts: tuple[PreprocessedRequest, ...]
+    form: AnswerForm
+
+    def prompt_tokens(self) -> list[int]:
+        return [prompt.expanded_prompt_token_count() for prompt in self.prompts]
+
+
+class Preprocessor:
+    """One model's way from text to token ids. `template` is None for a model that has none: then chats are refused."""
+
+    def __init__(self, card: ModelCard, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._card = card
+        self._tokenizer = tokenizer
+        self._template = template
+
+    async def prepare(
+        self,
+        request: GenerationRequest,
+        context: RequestContext,
+        created: int,
+        hints: RoutingHints | None = None,
+    ) -> Prepared:
+        """Renders and tokenizes. `hints`: what the headers say; they win over the body. Raises InvalidRequest."""
+        assert isinstance(request, (ChatCompletionRequest, CompletionRequest))
+        check_against(request, self._card)
+        if isinstance(request, ChatCompletionRequest):
+            prompts = [await self._chat_prompt(request)]
+        else:
+            prompts = [await self._prompt_ids(prompt, request) for prompt in request.prompts()]
+        param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
+        whole = self._preprocessed(request, _merged(routing_hints(request), hints))
+        wanted = wanted_tokens(request, self._card)
+        sent = tuple(self._one_prompt(whole, request, ids, wanted, param) for ids in prompts)
+        return Prepared(request, sent, self._form(request, context.request_id, created, prompts))
+
+    async def __call__(
+        self,
+        prepared: Prepared,
+        context: RequestContext,
+        sink: Sink[ChoiceOutputs],
+        downstream: Service[PreprocessedRequest, BackendOutput],
+    ) -> None:
+        requests = list(_choices(prepared))
+        if len(requests) == 1:
+            await downstream(requests[0], context, lambda outputs: sink([ChoiceOutputs(0, outputs)]))
+            return
+        await _together(requests, context, sink, downstream)
+
+    # ---- text to ids
+
+    async def _chat_prompt(self, request: ChatCompletionRequest) -> list[int]:
+        if self._template is None:
+            raise invalid("messages", f"the model '{self._card.name}' has no chat template; use /v1/completions")
+        text = self._template.render(request.messages, tools=request.template_tools(), **_template_arguments(request))
+        return await self._encode(text, add_special_tokens=bool(request.add_special_tokens), param="messages")
+
+    async def _prompt_ids(self, prompt: str | list[int], request: CompletionRequest) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if request.prompt_embeds is not None and not prompt:
+            return []
+        special = request.add_special_tokens is not False
+        return await self._encode(prompt, add_special_tokens=special, param="prompt")
+
+    async def _encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+        if len(text) < LONG_TEXT:
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            ids = await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        if not ids:
+            raise invalid(param, "the prompt has no tokens")
+        return ids
+
+    # ---- the request below
+
+    def _preprocessed(
+        self, request: ChatCompletionRequest | CompletionRequest, hints: RoutingHints | None
+    ) -> PreprocessedRequest:
+        """All that the prompts share."""
+        extras = request.extras()
+        return PreprocessedRequest(
+            token_ids=(),
+            model=self._card.name,
+            prompt_embeds=request.prompt_embeds if isinstance(request, CompletionRequest) else None,
+            sampling_options=sampling_options(request, self._card),
+            output_options=output_options(request),
+            eos_token_ids=self._card.eos_token_ids,
+            mdc_sum=self._card.checksum,
+            annotations=tuple(extras.annotations or ()) if extras is not None else (),
+            routing=hints,
+            extra_args={"extra_body": request.model_extra} if request.model_extra else None,
+            router=router_params(request),
+            request_timestamp_ms=extras.request_timestamp_ms if extras is not None else None,
+        )
+
+    def _one_prompt(
+        self,
+        whole: PreprocessedRequest,
+        request: ChatCompletionRequest | CompletionRequest,
+        ids: list[int],
+        wanted: int | None,
+        param: str,
+    ) -> PreprocessedRequest:
+        most = budget(len(ids), wanted, self._card.context_length, param=param)
+        return replace(whole, token_ids=tuple(ids), stop_conditions=stop_conditions(request, self._card, most))
+
+    def _form(
+        self,
+        request: ChatCompletionRequest | CompletionRequest,
+        answer_id: str,
+        created: int,
+        prompts: Sequence[list[int]],
+    ) -> AnswerForm:
+        if isinstance(request, ChatCompletionRequest):
+            echo = self._echo(prompts[0], text=None) if request.return_token_ids else None
+            return chat_form(
+                request, answer_id, created, self._card.name, echo, token_bytes=self._tokenizer.token_bytes
+            )
+        told = bool(request.echo or request.return_token_ids)
+        given = request.prompts()
+        echoes = [
+            self._echo(ids, text=text if isinstance(text, str) else None) if told else PromptEcho()
+            for ids, text in zip(prompts, given, strict=True)
+        ]
+        return completion_form(
+            request, answer_id, created, self._card.name, echoes, token_bytes=self._tokenizer.token_bytes
+        )
+
+    def _echo(self, ids: list[int], *, text: str | None) -> PromptEcho:
+        return PromptEcho(
+            token_ids=ids,
+            tokens=self._tokenizer.token_texts(ids),
+            text=self._tokenizer.decode(ids, skip_special_tokens=False) if text is None else text,
+        )
+
+
+def _template_arguments(request: ChatCompletionRequest) -> Mapping[str, Any]:
+    """What the template is told beside messages and tools."""
+    arguments = dict(request.template_arguments())
+    continued = bool(request.continue_final_message)
+    generation = request.add_generation_prompt
+    arguments["add_generation_prompt"] = not continued if generation is None else generation
+    if continued:
+        arguments["continue_final_message"] = True
+    if request.documents is not None:
+        arguments["documents"] = request.documents
+    if request.reasoning_effort is not None:
+        arguments.setdefault("reasoning_effort", request.reasoning_effort)
+    return arguments
+
+
+def _merged(body: RoutingHints | None, headers: RoutingHints | None) -> RoutingHints | None:
+    """Hints of the body with those of the headers over them."""
+    if body is None or headers is None:
+        return headers or body
+    said = {name: value for name in body.__slots__ if (value := getattr(headers, name)) is not None}
+    return replace(body, **said)
+
+
+def _choices(prepared: Prepared) -> Sequence[PreprocessedRequest]:
+    """One request per candidate of each prompt, with seeds that differ."""
+    candidates = prepared.form.candidates
+    if candidates == 1:
+        return prepared.prompts
+    return [
+        replace(prompt, sampling_options=choice_sampling(prompt.sampling_options, index))
+        for prompt in prepared.prompts
+        for index in range(candidates)
+    ]
+
+
+async def _together(
+    requests: Sequence[PreprocessedRequest],
+    context: RequestContext,
+    sink: Sink[ChoiceOutputs],
+    downstream: Service[PreprocessedRequest, BackendOutput],
+) -> None:
+    """Runs every choice as a task. The first failure cancels the others and is the request's."""
+
+    async def one(index: int, request: PreprocessedRequest) -> None:
+        await downstream(request, context.child(index), lambda outputs: sink([ChoiceOutputs(index, outputs)]))
+
+    tasks = [asyncio.create_task(one(index, request)) for index, request in enumerate(requests)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        failed = next((task for task in done if not task.cancelled() and task.exception() is not None), None)
+        if failed is not None:
+            await failed
+    finally:
+        for task in tasks:
+            task.cancel()
+        if any(not task.done() for task in tasks):
+            await asyncio.shield(asyncio.wait(tasks))
