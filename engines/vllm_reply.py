@@ -80,6 +80,8 @@ class VllmReply(Reply):
             # Prefill's token is dropped, so its id is not asked for.
             if choice.get("text") and self._leg is Leg.DECODE:
                 raise ValueError("text without token ids")
+        elif type(ids) is not list:
+            raise ValueError("token ids that are no list")
         elif choice["logprobs"] is None:
             self._plain(ids, outputs)
         elif ids:
