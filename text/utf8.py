@@ -11,6 +11,12 @@ from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
 _LONGEST_TAIL = 3
+_LENGTHS = bytes(
+    2 if 0xC2 <= b <= 0xDF else 3 if 0xE0 <= b <= 0xEF else 4 if 0xF0 <= b <= 0xF4 else 0 for b in range(256)
+)
+"""How many bytes a character has, by its first; 0 where none begins so."""
+_SECOND_BYTES = {0xE0: range(0xA0, 0xC0), 0xED: range(0x80, 0xA0), 0xF0: range(0x90, 0xC0), 0xF4: range(0x80, 0x90)}
+"""What may follow the first bytes that not every continuation byte may follow."""
 
 
 def incomplete_tail(data: bytes) -> int:
@@ -20,16 +26,10 @@ def incomplete_tail(data: bytes) -> int:
         if byte < 0x80:
             return 0
         if byte >= 0xC0:
-            return size if _may_go_on(data[-size:]) else 0
+            allowed = _SECOND_BYTES.get(byte)
+            broken = size >= _LENGTHS[byte] or (allowed is not None and size > 1 and data[1 - size] not in allowed)
+            return 0 if broken else size
     return 0
-
-
-def _may_go_on(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.reason == "unexpected end of data"
-    return False
 
 
 def _belongs_to(tail: bytes, byte: bytes) -> bool:
@@ -60,7 +60,8 @@ class Utf8Tail:
     def prime(self, context: Sequence[int], pending: Sequence[int]) -> None:
         """Starts behind `context` (the prompt's end) and `pending` (what `pending` gave at an earlier checkpoint)."""
         ids = list(pending) or _ids_of_last(context, _LONGEST_TAIL, self._piece_of)
-        self._keep(b"".join(map(self._piece_of, ids)), ids)
+        data = b"".join(map(self._piece_of, ids))
+        self._keep(data, incomplete_tail(data), ids)
         self._ours = bool(pending)
 
     @property
@@ -76,11 +77,12 @@ class Utf8Tail:
                 self._ids += token_ids
             return ""
         data = tail + new
-        text = data[: len(data) - incomplete_tail(data)].decode("utf-8", "replace")
+        size = incomplete_tail(data)
+        text = data[: len(data) - size].decode("utf-8", "replace")
         if tail and not self._ours and not _belongs_to(tail, new[:1]):
             text = text[1:]
         self._ours = True
-        self._keep(data, [*self._ids, *token_ids])
+        self._keep(data, size, [*self._ids, *token_ids])
         return text
 
     def break_off(self) -> str:
@@ -89,8 +91,8 @@ class Utf8Tail:
         self.data, self._ids = b"", []
         return text
 
-    def _keep(self, data: bytes, ids: Sequence[int]) -> None:
-        size = incomplete_tail(data)
+    def _keep(self, data: bytes, size: int, ids: Sequence[int]) -> None:
+        """Keeps the last `size` bytes of `data`, which came from the last of `ids`."""
         self.data = data[len(data) - size :]
         self._ids = _ids_of_last(ids, size, self._piece_of)
 
