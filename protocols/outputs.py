@@ -95,8 +95,8 @@ class ContentPart:
     def __from_wire__(cls, value: Any) -> ContentPart:
         kind = value.get("type") if isinstance(value, Mapping) else None
         inner = value.get(kind) if kind in ("text", "image_url", "video_url", "audio_url") else None
-        if kind != "text" and isinstance(inner, Mapping):
-            inner = inner.get("url")
+        if kind != "text":
+            inner = inner.get("url") if isinstance(inner, Mapping) else None
         if kind is None or not isinstance(inner, str):
             raise WireError(f"not a content part: {value!r:.80}")
         return cls(kind, inner)
