@@ -11,13 +11,21 @@ from typing import Any
 
 from simulator.faults import Faults
 from simulator.model import EngineModel
+from simulator.native import NativeWorker
+from simulator.openai import OpenAIWorker
 from simulator.options import SimulatorOptions
 from simulator.sglang import SglangWorker
 from simulator.trtllm import TrtllmWorker
 from simulator.vllm import VllmWorker
 from simulator.worker import SimulatedWorker, exit_now
 
-_WORKERS: dict[str, type[SimulatedWorker]] = {"vllm": VllmWorker, "sglang": SglangWorker, "trtllm": TrtllmWorker}
+_WORKERS: dict[str, type[SimulatedWorker]] = {
+    "vllm": VllmWorker,
+    "sglang": SglangWorker,
+    "trtllm": TrtllmWorker,
+    "openai": OpenAIWorker,
+    "native": NativeWorker,
+}
 
 
 @dataclass(frozen=True)

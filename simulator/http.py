@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
@@ -194,8 +194,8 @@ class Connection(asyncio.Protocol):
         return self._server.loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports are no asyncio.Transport.
+        self.transport = cast(asyncio.Transport, transport)
         self._server.connections.add(self)
         self._server.connected(self)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from simulator.faults import Fault
 from simulator.generation import ReplyRule
@@ -79,14 +78,29 @@ class TrtllmOptions:
 
 
 @dataclass(frozen=True)
+class NativeOptions:
+    """An engine of one's own, behind docs/native_protocol.md.
+
+    `msgpack`, `packed_ids`: what its info says of its codec. `bootstrap`: a prefill worker has a bootstrap port, so
+    both legs run at once, and each waits `handshake_s` for the other. `pin_s`: how long prefill keeps blocks for decode
+    where it has none.
+    """
+
+    msgpack: bool = False
+    packed_ids: bool = False
+    bootstrap: bool = False
+    pin_s: float = 60.0
+    handshake_s: float = 60.0
+
+
+@dataclass(frozen=True)
 class SimulatorOptions:
     """One simulated worker.
 
     `model` is the served name, `model_path` what it calls its root. `port` and `bootstrap_port` 0: a free one.
     `advertised_host`: what it tells peers (default: `host`). `reply`: one fixed text for all answers; it wins over
     `rule`. `seed` stands for the weights: workers of one model must share it. `blocks` times `block_size` is the KV
-    cache's size in tokens. `version` None: the version the dialect was recorded from. `msgpack`, `packed_ids` and
-    `extra` concern the native dialect only.
+    cache's size in tokens. `version` None: the version the dialect was recorded from.
     """
 
     engine: str = "vllm"
@@ -113,9 +127,7 @@ class SimulatorOptions:
     vllm: VllmOptions = VllmOptions()
     sglang: SglangOptions = SglangOptions()
     trtllm: TrtllmOptions = TrtllmOptions()
-    msgpack: bool = False
-    packed_ids: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
+    native: NativeOptions = NativeOptions()
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

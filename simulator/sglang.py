@@ -17,9 +17,9 @@ from simulator.http import Exchange, Handler
 from simulator.model import Job, Output, Spec
 from simulator.options import SimulatorOptions
 from simulator.peers import PeerLost, call_peer
+from simulator.rooms import Bootstrap, Rooms
 from simulator.sglang_answer import DONE, SglangAnswer
 from simulator.sglang_requests import (
-    Bootstrap,
     FlatRefused,
     OutOfVocabulary,
     Refused,
@@ -30,7 +30,6 @@ from simulator.sglang_requests import (
     read_completion,
     read_native,
 )
-from simulator.sglang_rooms import Rooms
 from simulator.worker import Exit, SimulatedWorker
 
 _HEADERS = {"vary": "Origin"}
@@ -48,7 +47,7 @@ class SglangWorker(SimulatedWorker):
     def __init__(self, options: SimulatorOptions, *, exit_process: Exit | None = None) -> None:
         # Decode keeps no prefix cache unless --disaggregation-decode-enable-radix-cache (0.5.23).
         super().__init__(replace(options, reuse=options.reuse and options.role != "decode"), exit_process=exit_process)
-        self.rooms = Rooms(self)
+        self.rooms = Rooms(self, options.sglang.bootstrap_timeout_s)
         self.counters = sglang_metrics.Counters()
         self._live: dict[str, SglangAnswer] = {}
         self._by_job: dict[Job, tuple[SglangAnswer, int]] = {}

@@ -17,7 +17,8 @@ from simulator.digests import mix
 from simulator.generation import Alternative
 from simulator.http import Exchange
 from simulator.model import Finish, Job, Output, Spec
-from simulator.sglang_requests import CHAT, NATIVE, Bootstrap, Item, SglangRequest
+from simulator.rooms import Bootstrap
+from simulator.sglang_requests import CHAT, NATIVE, Item, SglangRequest
 from simulator.text import Hold, TextStream
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class SglangAnswer(Answer):
             seed=item.seed if not place else mix((item.seed or 0) + place),
             salt=item.salt,
             logprobs=None if self.request.logprobs is None else max(self.request.logprobs, 1),
-            pin=f"room-{room}" if prefill and item.bootstrap is not None and not item.bootstrap.fake else None,
+            pin=item.bootstrap.pin if prefill and item.bootstrap is not None and not item.bootstrap.fake else None,
             peer=item.bootstrap if sglang.options.role == "decode" else None,
             recompute_last=False,
         )
@@ -139,6 +140,9 @@ class SglangAnswer(Answer):
                 self.sglang.rooms.prefilled(part.item.bootstrap.room, job, output)
                 return
         self._show(place)
+
+    def submitted(self, place: int) -> bool:
+        return place in self.jobs
 
     def transferred(self, place: int) -> None:
         """Prefill's KV has arrived at decode: now prefill answers."""

@@ -12,12 +12,10 @@ from typing import Any
 import orjson
 
 from simulator.options import SimulatorOptions
+from simulator.rooms import Bootstrap
 from simulator.vocabulary import Codec
 
 NATIVE, COMPLETION, CHAT = "native", "completion", "chat"
-FAKE_HOST = "2.2.2.2"
-"""The bootstrap host of health checks: no peer, no transfer."""
-
 _SERVER_FILE = "/opt/sgl-venv/lib/python3.11/site-packages/sglang/srt/entrypoints/http_server.py"
 
 
@@ -40,19 +38,6 @@ class FlatRefused(Refused):
 
 class OutOfVocabulary(Exception):
     """An id that the real engine dies of (0.5.23, seen on CPU)."""
-
-
-@dataclass(frozen=True)
-class Bootstrap:
-    """Where a pair meets: the prefill worker's bootstrap address, and the room."""
-
-    host: str
-    port: int
-    room: int
-
-    @property
-    def fake(self) -> bool:
-        return self.host == FAKE_HOST
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""SGLang 0.5.23: where the two halves of a disaggregated request meet, on the prefill worker.
+"""Where the two halves of a concurrent pair meet, on the prefill worker (SGLang 0.5.23, and the native dialect).
 
 Decode comes to the room by an HTTP call that stays open; its being open is the handshake. Prefill computes only then,
 answers that call with the KV, and only after that answers its own client.
@@ -8,31 +8,65 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from simulator.http import Exchange
 from simulator.model import Job, Output
-from simulator.sglang_requests import Bootstrap
+from simulator.worker import SimulatedWorker
 
-if TYPE_CHECKING:
-    from simulator.sglang import SglangWorker
-    from simulator.sglang_answer import SglangAnswer
+FAKE_HOST = "2.2.2.2"
+"""The bootstrap host of health checks: no peer, no transfer."""
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Where a pair meets: the prefill worker's bootstrap address, and the room."""
+
+    host: str
+    port: int
+    room: int
+
+    @property
+    def fake(self) -> bool:
+        return self.host == FAKE_HOST
+
+    @property
+    def pin(self) -> str:
+        """The name that prefill keeps the blocks under until they are transferred."""
+        return f"room-{self.room}"
+
+
+class PrefillAnswer(Protocol):
+    """What a room needs of prefill's half."""
+
+    def submit_at(self, place: int) -> Job:
+        """Decode has come: the engine may compute."""
+
+    def transferred(self, place: int) -> None:
+        """The KV has arrived at decode: now prefill answers its client."""
+
+    def submitted(self, place: int) -> bool:
+        """Whether the engine has this sequence already."""
+
+    def fail(self, status: int, message: str) -> None:
+        """The pair has failed."""
 
 
 @dataclass(slots=True)
 class _Half:
     """Prefill's half of a room."""
 
-    answer: SglangAnswer
+    answer: PrefillAnswer
     place: int
     timeout: asyncio.TimerHandle
 
 
 class Rooms:
-    """The rooms of one prefill worker."""
+    """The rooms of one prefill worker. `timeout_s`: how long prefill waits for decode's handshake."""
 
-    def __init__(self, worker: SglangWorker) -> None:
+    def __init__(self, worker: SimulatedWorker, timeout_s: float) -> None:
         self._worker = worker
+        self._timeout_s = timeout_s
         self._prefills: dict[int, _Half] = {}
         self._decodes: dict[int, Exchange] = {}
 
@@ -41,10 +75,9 @@ class Rooms:
         """Rooms in which somebody is."""
         return len(self._prefills.keys() | self._decodes.keys())
 
-    def join_prefill(self, room: int, answer: SglangAnswer, place: int) -> None:
+    def join_prefill(self, room: int, answer: PrefillAnswer, place: int) -> None:
         """Prefill's client has asked: if decode is there, it starts; otherwise it waits."""
-        limit = self._worker.options.sglang.bootstrap_timeout_s
-        timer = self._worker.later(limit, lambda: self._nobody_came(room))
+        timer = self._worker.later(self._timeout_s, lambda: self._nobody_came(room))
         self._prefills[room] = _Half(answer, place, timer)
         if room in self._decodes:
             self._begin(room)
@@ -56,7 +89,7 @@ class Rooms:
         if room in self._prefills:
             self._begin(room)
 
-    def leave_prefill(self, bootstrap: Bootstrap | None, answer: SglangAnswer) -> None:
+    def leave_prefill(self, bootstrap: Bootstrap | None, answer: PrefillAnswer) -> None:
         """Prefill's half is over before its time. Decode is told nothing: it waits on, as the real one does."""
         half = self._prefills.get(bootstrap.room) if bootstrap is not None else None
         if bootstrap is not None and half is not None and half.answer is answer:
@@ -101,20 +134,19 @@ class Rooms:
             return
         del self._decodes[room]
         half = self._prefills.get(room)
-        if half is not None and half.place in half.answer.jobs:
+        if half is not None and half.answer.submitted(half.place):
             half.answer.fail(500, f"Prefill transfer failed for request with bootstrap_room={room}: decode is gone")
 
     def _nobody_came(self, room: int) -> None:
         half = self._prefills.get(room)
         if half is not None:
-            limit = self._worker.options.sglang.bootstrap_timeout_s
             half.answer.fail(
                 500,
                 f"Prefill bootstrap failed for request with bootstrap_room={room}: "
-                f"timed out after {limit:g}s in KVPoll.Bootstrapping",
+                f"timed out after {self._timeout_s:g}s in KVPoll.Bootstrapping",
             )
 
     def _unpin(self, room: int) -> None:
         for model in self._worker.models:
-            model.cache.unpin(f"room-{room}")
+            model.cache.unpin(Bootstrap("", 0, room).pin)
             model.wake()
