@@ -37,7 +37,8 @@ WHOLE = PreprocessedRequest(
     sampling_options=SamplingOptions(
         n=1, best_of=2, presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.1, temperature=0.0,
         top_p=0.9, top_k=-1, min_p=0.1, use_beam_search=False, length_penalty=1.0, seed=-5,
-        include_stop_str_in_output=True, guided_decoding=GuidedDecoding(json={"type": "object"}, choice=("a",)), logit_bias={7: -100.0},
+        include_stop_str_in_output=True, logit_bias={7: -100.0},
+        guided_decoding=GuidedDecoding(json={"type": "object"}, choice=("a",)),
     ),
     output_options=OutputOptions(0, 2, False, True, True),
     eos_token_ids=(2,),
