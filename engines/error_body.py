@@ -109,15 +109,13 @@ def http_error(status: int, error: ErrorBody) -> GatewayError:
 def event_error(error: ErrorBody) -> GatewayError:
     """What an error inside a reply of status 200 means: its code, where it is a status, says whose fault it is."""
     status = _status(error.code)
-    if status is not None and 400 <= status < 500:
+    if status is not None and 400 <= status < 600:
         return http_error(status, error)
     if error.code == "context_length_exceeded":
         return ContextLengthExceeded(error.message, param=error.param)
     if error.type == "invalid_request_error":
         kind = ContextLengthExceeded if error.too_long() else InvalidRequest
         return kind(error.message, param=error.param)
-    if status in _BUSY:
-        return WorkerBusy(error.message, worker_status=status)
     return EngineFailure(error.message)
 
 

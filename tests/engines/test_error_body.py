@@ -84,6 +84,8 @@ def test_a_prompt_that_is_too_long_is_told_as_that(error):
         (ErrorBody("m"), EngineFailure),
         (ErrorBody("m", code="rate"), EngineFailure),
         (ErrorBody("m", type="invalid_request_error"), InvalidRequest),
+        (ErrorBody("m", type="invalid_request_error", code=500), EngineFailure),
+        (ErrorBody("m", code=1), EngineFailure),
         (ErrorBody("m", code="context_length_exceeded"), ContextLengthExceeded),
     ],
 )
