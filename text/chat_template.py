@@ -23,6 +23,7 @@ _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError,
 """What a template can raise while it renders: its own words, or Python's about values it did not expect."""
 _CONTINUE_HERE = "\ue000continue here\ue000 "
 _PROBE = "a probe of mine"
+_PROBE_VARIABLES = {"tools": None, "documents": None, "add_generation_prompt": True}
 
 
 class ChatTemplate:
@@ -59,6 +60,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -70,7 +72,8 @@ class ChatTemplate:
         """The prompt. No tools, or an empty list, is None to the template.
 
         `continue_final_message`: the prompt ends with the last message's text, for the model to go on with.
-        `template`: one of several by name. `variables`: whatever else the template asks for (`enable_thinking`).
+        `template`: one of several by name. `variables`: whatever else the template asks for (`enable_thinking`); they
+        go before special tokens and never stand in for the messages.
         Raises InvalidRequest, param `messages`, with the template's own words when it refuses.
         """
         name = self._choose(template, bool(tools))
@@ -81,10 +84,12 @@ class ChatTemplate:
             text = self._run(
                 name,
                 prepared,
-                tools=list(tools) if tools else None,
-                documents=documents,
-                add_generation_prompt=add_generation_prompt,
-                **variables,
+                {
+                    **variables,
+                    "tools": list(tools) if tools else None,
+                    "documents": documents,
+                    "add_generation_prompt": add_generation_prompt,
+                },
             )
         except _FAILURES as error:
             raise InvalidRequest(_words(error), param="messages") from error
@@ -99,8 +104,8 @@ class ChatTemplate:
             return TOOL_USE
         return DEFAULT if DEFAULT in self._templates else next(iter(self._templates))
 
-    def _run(self, name: str, messages: list[dict[str, Any]], **variables: Any) -> str:
-        return self._templates[name].render(messages=messages, **{**self._special_tokens, **variables})
+    def _run(self, name: str, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        return self._templates[name].render({**self._special_tokens, **variables, "messages": messages})
 
     # ---- what a template takes
 
@@ -148,7 +153,7 @@ class ChatTemplate:
         """What the template makes of a conversation, also with a system message in front; "" if it refuses both."""
         for lead in ((), ({"role": "system", "content": "S"},)):
             try:
-                return self._run(name, [*lead, *messages], tools=None, documents=None, add_generation_prompt=True)
+                return self._run(name, [*lead, *messages], _PROBE_VARIABLES)
             except _FAILURES:
                 continue
         return ""

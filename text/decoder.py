@@ -47,13 +47,15 @@ class Decoder:
         include = bool(request.sampling_options.include_stop_str_in_output)
         self._filter = StopFilter(conditions.stop or (), include=include, jailed=seed.jailed_text)
         self._eos = frozenset(request.eos_token_ids)
-        self._stop_ids = _stop_ids(request, self._eos, include)
+        self._named = _special_stops(tokenizer, conditions.stop or ())
+        self._stop_ids = {**dict.fromkeys(self._named, include), **_stop_ids(request, self._eos, include)}
         self._ending_ids = frozenset(self._stop_ids)
         self._room = sys.maxsize if conditions.max_tokens is None else conditions.max_tokens
         self._unarmed = conditions.min_tokens or 0
         self._plain = not conditions.stop and not self._unarmed and not seed.jailed_text
         self._finish: FinishReason | None = None
         self._stop_reason: StopReason | None = None
+        self._cut = False
 
     @property
     def stopped(self) -> bool:
@@ -109,17 +111,18 @@ class Decoder:
         if seen is not False:
             text, match = self._filter.feed(self._stream.step(token_id), armed=armed)
         if match is not None:
+            self._cut = True
             self._stop(match)
         elif seen is not None:
-            self._stop(None if token_id in self._eos else token_id)
+            self._stop(self._named.get(token_id, None if token_id in self._eos else token_id))
         return text
 
     def _stop(self, reason: StopReason | None) -> None:
         self._finish, self._stop_reason = FinishReason.STOP, reason
 
     def _release(self) -> str:
-        """The text still withheld, at the end. After a stop string there is none."""
-        if isinstance(self._stop_reason, str):
+        """The text still withheld, at the end. After a stop string in the text there is none."""
+        if self._cut:
             return ""
         text, match = self._filter.feed(self._stream.flush(), armed=self._unarmed <= 0)
         if match is None:
@@ -179,3 +182,9 @@ def _stop_ids(request: PreprocessedRequest, eos: frozenset[int], include: bool) 
     if conditions.ignore_eos:
         hidden, visible = hidden - eos, visible - eos
     return {**dict.fromkeys(own, include), **dict.fromkeys(hidden, False), **dict.fromkeys(visible, True)}
+
+
+def _special_stops(tokenizer: Tokenizer, stops: Sequence[str]) -> dict[int, str]:
+    """Stop strings that are special tokens, by id: their text may never appear, so the id is what stops."""
+    found = ((tokenizer.token_id(stop), stop) for stop in stops)
+    return {token_id: stop for token_id, stop in found if token_id in tokenizer.special_token_ids}

@@ -38,7 +38,7 @@ TOOL_CALLS = (
 )
 
 
-def text_of(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:
+def text_of(source: str, messages: list[dict[str, Any]], /, **variables: Any) -> str:
     return ChatTemplate(source).render(messages, **variables)
 
 
@@ -89,6 +89,11 @@ def test_special_tokens_are_known_by_name_and_variables_go_before_them() -> None
     template = ChatTemplate("{{ bos_token }}{{ mood }}", special_tokens={"bos_token": "<s>"})
     assert template.render(USER, mood="calm") == "<s>calm"
     assert template.render(USER, mood="calm", bos_token="<b>") == "<b>calm"
+
+
+@pytest.mark.parametrize("name", ["messages", "self", "name", "_private", "0"])
+def test_no_variable_stands_in_for_the_messages_or_breaks_the_call(name: str) -> None:
+    assert text_of("{{ messages[0].content }}", USER, **{name: "x"}) == "Hi"
 
 
 @pytest.mark.parametrize("tools", [None, []])

@@ -326,6 +326,18 @@ def test_a_stop_string_may_begin_inside_a_token() -> None:
     assert (answer.text, answer.stop_reason) == ("t", "hei")
 
 
+@pytest.mark.parametrize("skip_special", [True, False])
+def test_a_stop_string_that_is_a_special_token_stops_though_its_text_is_never_seen(skip_special: bool) -> None:
+    request = request_for(stop=("x", small_tokenizers.CALL), skip_special=skip_special)
+    answer = answer_of(decode(request, [*ids_of("the"), CALL, *ids_of("in")]))
+    assert answer == Answer("the", [*ids_of("the"), CALL], FinishReason.STOP, small_tokenizers.CALL)
+
+
+def test_text_withheld_before_a_special_stop_token_is_shown() -> None:
+    request = request_for(stop=("STOP", small_tokenizers.CALL))
+    assert answer_of(decode(request, [*bytewise("a ST"), CALL])).text == "a ST"
+
+
 # ---- limits
 
 
