@@ -86,9 +86,10 @@ class SglangAdapter(EngineAdapter):
         return self._peculiar(status, error) or self._blamed(http_error(status, error))
 
     def _reported(self, error: ErrorBody) -> GatewayError:
-        """What an error inside a reply of status 200 means."""
-        status = error.code if isinstance(error.code, int) else 500
-        return self._peculiar(status, error) or self._blamed(event_error(error))
+        """What an error inside a reply of status 200 means. Its type says "invalid request" whatever its code is."""
+        if not isinstance(error.code, int) or not 400 <= error.code < 600:
+            return self._blamed(event_error(error))
+        return self._peculiar(error.code, error) or self._blamed(http_error(error.code, error))
 
     def _peculiar(self, status: int, error: ErrorBody) -> GatewayError | None:
         """Refusals with status 400 that are not the client's fault."""
