@@ -33,7 +33,8 @@ class SseParser:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Payloads only; what engines' streams need."""
-        if data[-2:] == b"\n\n" and not (self._rest or self._data or self._last_cr or b"\r" in data):
+        fresh = not (self._rest or self._data or self._last_cr or self._overflow)
+        if fresh and data[-2:] == b"\n\n" and len(data) <= self._max and b"\r" not in data:
             fast = _whole_events(data)
             if fast is not None:
                 return fast
