@@ -166,7 +166,7 @@ class Preprocessor:
         if isinstance(request, ChatCompletionRequest):
             echo = self._echo(prompts[0], text=None) if request.return_token_ids else None
             return chat_form(
-                request, answer_id, created, self._card.name, echo, token_bytes=self._tokenizer.token_bytes
+                request, answer_id, created, request.model, echo, token_bytes=self._tokenizer.token_bytes
             )
         told = bool(request.echo or request.return_token_ids)
         given = request.prompts()
@@ -175,7 +175,7 @@ class Preprocessor:
             for ids, text in zip(prompts, given, strict=True)
         ]
         return completion_form(
-            request, answer_id, created, self._card.name, echoes, token_bytes=self._tokenizer.token_bytes
+            request, answer_id, created, request.model, echoes, token_bytes=self._tokenizer.token_bytes
         )
 
     def _echo(self, ids: list[int], *, text: str | None) -> PromptEcho:

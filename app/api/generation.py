@@ -97,7 +97,7 @@ class Generation:
         return RelayRequest(
             path="/v1/chat/completions" if self._chat else "/v1/completions",
             body=request.body(),
-            shape=Shape(context.request_id, int(time.time()), context.model, kind),
+            shape=Shape(context.request_id, int(time.time()), request.model, kind),
             stream=bool(request.stream),
             include_usage=request.includes_usage(),
             choices=prompts * (request.n or 1),

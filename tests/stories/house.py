@@ -1,0 +1,257 @@
+"""A whole gateway and its simulated workers, serving real sockets from a thread of their own.
+
+The loop is the one of production (uvloop). A story talks to the house from outside, with blocking clients, as any client
+would; `call` looks inside, on the house's own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+import openai
+import uvloop
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.config_document import ConfigDocument
+from app.gateway import Gateway
+from app.settings import Settings, settings_of
+from app.simulate import DEMO_MODEL, tokenizer_of
+from protocols.worker import worker_id_of
+from simulator.fleet import Fleet, Simulator
+from simulator.model import Pace
+from simulator.options import SimulatorOptions
+from simulator.vocabulary import Codec, Vocabulary
+from tests.stories.wire import Wire
+
+T = TypeVar("T")
+
+QUICK = Pace(ttft_s=0.0005, prefill_s=1e-6, decode_s=0.0005, batch_s=0.0, transfer_s=1e-6)
+HELD = (
+    "blocks_used",
+    "blocks_pinned",
+    "pins",
+    "requests_running",
+    "requests_waiting",
+    "answers",
+    "rooms",
+)
+"""The counters of a worker that are zero when nobody wants anything of it."""
+
+
+@functools.cache
+def demo_tokenizer() -> tuple[Codec, Vocabulary]:
+    return tokenizer_of(DEMO_MODEL)
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A model and its workers, one for each of `roles`. `options` are the simulator's, `settings` the model's."""
+
+    name: str
+    engine: str
+    roles: Sequence[str] = ("aggregated",)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def simulators(self) -> list[SimulatorOptions]:
+        codec, vocabulary = demo_tokenizer()
+        shared = SimulatorOptions(
+            engine=self.engine, model=self.name, model_path=str(DEMO_MODEL), vocabulary=vocabulary, codec=codec, pace=QUICK
+        )
+        return [dataclasses.replace(shared, role=role, **self.options) for role in self.roles]
+
+
+def pair(engine: str, name: str = "", *, prefill: int = 2, decode: int = 2, **options: Any) -> Hosted:
+    """A disaggregated model."""
+    return Hosted(name or f"pair-{engine}", engine, ("prefill",) * prefill + ("decode",) * decode, options)
+
+
+def solo(engine: str, name: str = "", *, workers: int = 1, **options: Any) -> Hosted:
+    """A model of aggregated workers."""
+    return Hosted(name or f"solo-{engine}", engine, ("aggregated",) * workers, options)
+
+
+class House:
+    """`settings`: the sections of the configuration beside `models`, by name.
+
+    As a context manager it is open, with every model servable, from entry to exit.
+    """
+
+    def __init__(self, models: Sequence[Hosted], **settings: Mapping[str, Any]) -> None:
+        self.models = list(models)
+        self.faults: list[str] = []
+        """What the loop could hand to nobody: always somebody's bug."""
+        self._sections = settings
+        self._opened: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="house", daemon=True)
+        self._sdk: openai.OpenAI | None = None
+        self._http: httpx.Client | None = None
+        self.gateway: Gateway
+        self.fleet: Fleet
+
+    # ---- its life
+
+    def __enter__(self) -> House:
+        self._thread.start()
+        self._opened.result(20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._sdk is not None:
+            self._sdk.close()
+        if self._http is not None:
+            self._http.close()
+        self.loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the house did not close"
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._live())
+        except BaseException as error:
+            if self._opened.done():
+                raise
+            self._opened.set_exception(error)
+
+    async def _live(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(lambda _, context: self.faults.append(_told(context)))
+        self._closing = asyncio.Event()
+        options = [option for model in self.models for option in model.simulators()]
+        async with Fleet(options) as self.fleet, Gateway(self._settings()) as self.gateway:
+            await self.gateway.ready(10)
+            self._opened.set_result(None)
+            await self._closing.wait()
+
+    def _settings(self) -> Settings:
+        models = []
+        for model in self.models:
+            workers = [simulator.worker_kwargs for simulator in self.fleet.select(model=model.name)]
+            path = {} if model.engine == "openai" else {"path": str(DEMO_MODEL)}
+            models.append({"name": model.name, **path, "workers": workers, **model.settings})
+        server = {"port": 0, "shutdown_timeout_s": 1.0, **self._sections.get("server", {})}
+        return settings_of(ConfigDocument("stories", {**self._sections, "server": server, "models": models}))
+
+    # ---- clients
+
+    @property
+    def base_url(self) -> str:
+        host, port = self.gateway.address
+        return f"http://{host}:{port}"
+
+    @property
+    def sdk(self) -> openai.OpenAI:
+        """The real client, told not to try again by itself."""
+        if self._sdk is None:
+            self._sdk = openai.OpenAI(base_url=f"{self.base_url}/v1", api_key="unused", max_retries=0, timeout=10)
+        return self._sdk
+
+    @property
+    def http(self) -> httpx.Client:
+        if self._http is None:
+            self._http = httpx.Client(base_url=self.base_url, timeout=10)
+        return self._http
+
+    def wire(self, **options: Any) -> Wire:
+        """A bare connection."""
+        return Wire(*self.gateway.address, **options)
+
+    # ---- a look inside
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls it on the house's loop."""
+
+        async def called() -> T:
+            return function(*arguments)
+
+        return self.wait(called())
+
+    def wait(self, work: Coroutine[Any, Any, T], timeout_s: float = 10.0) -> T:
+        """Runs it on the house's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def workers(self, model: str, role: str | None = None) -> list[Simulator]:
+        return self.fleet.select(model=model, role=role)
+
+    def by_id(self, worker_id: str | int) -> Simulator:
+        """The worker that an explanation names."""
+        return next(sim for sim in self.fleet.simulators if worker_id_of(sim.url) == int(worker_id))
+
+    def kill(self, simulator: Simulator) -> None:
+        self.call(simulator.kill)
+
+    def samples(self) -> dict[str, float]:
+        """Every sample of /metrics: `name{label="value",…}` with the labels in order."""
+        return samples_of(self.http.get("/metrics").text)
+
+    def eventually(self, true: Callable[[], Any], within_s: float = 1.0) -> float:
+        """Until `true()` holds, asked on the house's loop; how long it took, in seconds."""
+        return self.wait(_eventually(true, within_s), within_s + 5)
+
+    def settle(self, within_s: float = 1.0) -> None:
+        """Until nobody holds anything: no worker, no load, no counter. Raises AssertionError saying what is left."""
+        try:
+            self.eventually(lambda: not self._left(), within_s)
+        except AssertionError:
+            raise AssertionError(f"still held after {within_s} s: {self.call(self._left)}") from None
+
+    def _left(self) -> list[str]:
+        return [*self._left_at_workers(), *self._left_at_gateway()]
+
+    def _left_at_workers(self) -> Iterator[str]:
+        for simulator in self.fleet.simulators:
+            if not simulator.worker.dead:
+                state = simulator.state()
+                name = f"{simulator.options.model} {simulator.options.role}"
+                yield from (f"{name}: {key} {state[key]}" for key in HELD if state[key])
+
+    def _left_at_gateway(self) -> Iterator[str]:
+        gateway = self.gateway
+        yield from (
+            f"{state.model} {state.role.value}: load {state.prefill} {state.decode}"
+            for state in gateway.registry.states()
+            if state.prefill or state.decode
+        )
+        counted = {
+            "background tasks": len(gateway.background),
+            "bodies": gateway.bodies.bytes,
+            "requests": gateway.bodies.requests,
+            "ticker watches": len(gateway.ticker),
+        }
+        yield from (f"{name} {count}" for name, count in counted.items() if count)
+        gauges = ("tandem_inflight_requests", "tandem_requests_awaiting_first_token", "tandem_worker_inflight_requests")
+        for name, value in samples_of(gateway.metrics_text().decode()).items():
+            if name.startswith(gauges) and value:
+                yield f"{name} {value}"
+
+
+async def _eventually(true: Callable[[], Any], within_s: float) -> float:
+    began = time.monotonic()
+    while not true():
+        if time.monotonic() - began > within_s:
+            raise AssertionError(f"not within {within_s} s")
+        await asyncio.sleep(0.003)
+    return time.monotonic() - began
+
+
+def samples_of(text: str) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def _told(context: Mapping[str, Any]) -> str:
+    return f"{context.get('message')}: {context.get('exception')!r}"

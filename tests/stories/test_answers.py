@@ -1,0 +1,207 @@
+"""The OpenAI client asks, every kind of worker answers: what comes is what the model says, streamed or whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.stories.conftest import PAIRED
+from tests.stories.house import House
+from tests.stories.oracle import answer, answer_ids, chat_ids, ids_of, text_of
+
+PROMPT = "Tell me of the sea and of the ships."
+CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Of the sea?"}]
+MODELS = [*(f"pair-{engine}" for engine in PAIRED), *(f"solo-{engine}" for engine in PAIRED), "solo-openai"]
+TOKEN_MODELS = MODELS[:-1]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_completion_is_what_the_model_says(house: House, model: str) -> None:
+    completion = house.sdk.completions.create(model=model, prompt=PROMPT, max_tokens=24, temperature=0)
+
+    assert completion.object == "text_completion"
+    assert completion.model == model
+    assert [choice.text for choice in completion.choices] == [answer(PROMPT, 24)]
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage is not None
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(ids_of(PROMPT)), 24)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_streamed_completion_is_the_same_text_in_pieces(house: House, model: str) -> None:
+    chunks = list(
+        house.sdk.completions.create(
+            model=model,
+            prompt=PROMPT,
+            max_tokens=24,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+
+    texts = [choice.text for chunk in chunks for choice in chunk.choices]
+    assert "".join(texts) == answer(PROMPT, 24)
+    assert len(texts) > 3
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason] == ["length"]
+    usage = chunks[-1].usage
+    assert chunks[-1].choices == []
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (
+        len(ids_of(PROMPT)),
+        24,
+        len(ids_of(PROMPT)) + 24,
+    )
+    assert {(chunk.id, chunk.model, chunk.object) for chunk in chunks} == {(chunks[0].id, model, "text_completion")}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_chat_is_what_the_model_says_to_its_template(house: House, model: str) -> None:
+    completion = house.sdk.chat.completions.create(model=model, messages=CHAT, max_tokens=24, temperature=0)
+
+    prompt = chat_ids(*CHAT)
+    message = completion.choices[0].message
+    assert (completion.object, completion.model) == ("chat.completion", model)
+    assert (message.role, message.content) == ("assistant", answer(prompt, 24))
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage is not None
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(prompt), 24)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_streamed_chat_opens_with_the_role_and_closes_with_the_finish(house: House, model: str) -> None:
+    chunks = list(
+        house.sdk.chat.completions.create(model=model, messages=CHAT, max_tokens=24, temperature=0, stream=True)
+    )
+
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert choices[0].delta.role == "assistant"
+    assert "".join(choice.delta.content or "" for choice in choices) == answer(chat_ids(*CHAT), 24)
+    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
+
+
+@pytest.mark.parametrize("model", TOKEN_MODELS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_shape_of_prompt_is_answered_in_its_order(house: House, model: str, stream: bool) -> None:
+    first, second = ids_of("One and"), ids_of("Two or three")
+    shapes: list[Any] = ["One and", ["One and", "Two or three"], first, [first, second]]
+
+    told = [_texts(house, stream, model=model, prompt=prompt, max_tokens=8, temperature=0) for prompt in shapes]
+
+    one, two = answer(first, 8), answer(second, 8)
+    assert told == [[one], [one, two], [one], [one, two]]
+
+
+def _texts(house: House, stream: bool, **request: Any) -> list[str]:
+    """Each choice's text, in the order of their indexes."""
+    if not stream:
+        choices = house.sdk.completions.create(**request).choices
+        assert [choice.index for choice in choices] == list(range(len(choices)))
+        return [choice.text for choice in choices]
+    texts: dict[int, str] = {}
+    for chunk in house.sdk.completions.create(**request, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+    return [texts[index] for index in sorted(texts)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_several_choices_with_a_seed_differ_and_come_again(house: House, model: str) -> None:
+    def ask() -> list[str]:
+        return _texts(house, False, model=model, prompt=PROMPT, n=3, max_tokens=8, temperature=1, seed=7)
+
+    first, second = ask(), ask()
+
+    assert len(set(first)) == 3
+    assert first == second
+
+
+@pytest.mark.parametrize("model", ["pair-vllm", "pair-sglang"])
+def test_streamed_choices_are_told_apart_by_their_index(house: House, model: str) -> None:
+    chunks = list(
+        house.sdk.chat.completions.create(
+            model=model,
+            messages=CHAT,
+            n=3,
+            max_tokens=8,
+            temperature=1,
+            seed=7,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+
+    whole = house.sdk.chat.completions.create(model=model, messages=CHAT, n=3, max_tokens=8, temperature=1, seed=7)
+    texts = {index: "" for index in range(3)}
+    finishes = []
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        texts[choice.index] += choice.delta.content or ""
+        finishes += [choice.index] if choice.finish_reason else []
+    assert texts == {choice.index: choice.message.content for choice in whole.choices}
+    assert sorted(finishes) == [0, 1, 2]
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 24
+
+
+@pytest.mark.parametrize("model", TOKEN_MODELS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_puts_the_prompt_in_front(house: House, model: str, stream: bool) -> None:
+    texts = _texts(house, stream, model=model, prompt=PROMPT, echo=True, max_tokens=8, temperature=0)
+
+    assert texts == [PROMPT + answer(PROMPT, 8)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_text_before_it(house: House, model: str, stream: bool) -> None:
+    ids = answer_ids(PROMPT, 24)
+    stop = text_of(ids[9:11])[2:-2]  # neither begins nor ends with a token
+
+    texts = _texts(house, stream, model=model, prompt=PROMPT, stop=["never said", stop], max_tokens=24, temperature=0)
+
+    assert texts == [answer(PROMPT, 24).partition(stop)[0]]
+
+
+@pytest.mark.parametrize("model", TOKEN_MODELS)
+def test_a_stop_id_ends_the_answer_and_the_finish_says_so(house: House, model: str) -> None:
+    ids = answer_ids(PROMPT, 24)
+    place = ids.index(ids[12])
+
+    completion = house.sdk.completions.create(
+        model=model, prompt=PROMPT, max_tokens=24, temperature=0, extra_body={"stop_token_ids": [ids[12]]}
+    )
+
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == place + 1
+    assert completion.choices[0].text.startswith(text_of(ids[:place]))
+
+
+def test_text_that_looks_like_the_end_of_a_stream_does_not_end_it(house: House) -> None:
+    from tests.stories.conftest import QUOTED
+
+    request: Any = {"model": "quoted", "messages": CHAT, "max_tokens": 200}
+
+    whole = house.sdk.chat.completions.create(**request)
+    chunks = list(house.sdk.chat.completions.create(**request, stream=True))
+
+    assert whole.choices[0].message.content == QUOTED
+    assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == QUOTED
+    assert whole.choices[0].finish_reason == "stop"
+    assert "�" not in "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
+@pytest.mark.parametrize("name", ["org/demo-8b", "chat", "org/alias"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_carries_the_name_that_was_asked_for(house: House, name: str, stream: bool) -> None:
+    request: Any = {"model": name, "messages": CHAT, "max_tokens": 4}
+
+    if stream:
+        told = {chunk.model for chunk in house.sdk.chat.completions.create(**request, stream=True)}
+    else:
+        told = {house.sdk.chat.completions.create(**request).model}
+
+    assert told == {name}
