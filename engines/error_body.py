@@ -30,6 +30,7 @@ _TOO_LONG_WORDS = (
     "maximum context length",
     "context size",
     "context length",
+    "exceed the context",
     "max_model_len",
     "max_seq_len",
     "max_num_tokens",

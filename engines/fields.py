@@ -21,6 +21,7 @@ _RESERVED = frozenset(
         "content_parts", "modalities", "images_config", "video_config", "use_audio_in_video", "token_offsets",
         "multi_item_delimiter_indices", "token_indices_to_pool", "add_special_tokens", "documents", "messages",
         "trace_decode_token_ids", "reasoning_ended", "sampling_params", "max_dynamic_patch", "min_dynamic_patch",
+        "prompt_token_ids", "prompt_token_ids_b64",
         # requests, workers, ranks, sessions, caches
         "model", "rid", "request_id", "conversation_id", "conversation_params", "routing_key", "room",
         "decode_tp_size", "data_parallel_rank", "http_worker_ipc", "background", "extra_key",

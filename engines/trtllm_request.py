@@ -25,8 +25,14 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:\.?rc(\d+))?")
 _FIRST_NEW_RC = 10
 """Release candidates of 1.3 before this one may still be the 1.2 server."""
 
-TRTLLM = FieldPolicy(mapped=frozenset(), passes=frozenset())
-"""Nothing of a client's own passes: a field that one release takes, the other refuses."""
+TRTLLM = FieldPolicy(
+    mapped=frozenset(
+        {"agent_hierarchy", "early_stopping", "prompt_ignore_length", "spaces_between_special_tokens", "top_p_min"}
+    ),
+    passes=frozenset(),
+)
+"""Nothing of a client's own passes: a field that one release takes, the other refuses. Those of its own that we have no
+name for stay at the server's default."""
 
 
 class Band(enum.IntEnum):

@@ -7,7 +7,7 @@ import pytest
 
 from engines.base import AttemptIds
 from engines.trtllm import TrtllmAdapter
-from engines.trtllm_request import Band, band_of, unsupported_parameter
+from engines.trtllm_request import TRTLLM, Band, band_of, unsupported_parameter
 from protocols.errors import InvalidRequest
 from protocols.options import GuidedDecoding, OutputOptions, SamplingOptions, StopConditions
 from protocols.outputs import PromptTokensDetails
@@ -267,6 +267,25 @@ def test_a_clients_unknown_fields_do_not_pass():
 )
 def test_what_cannot_be_honoured_is_named(request_, version, parameter):
     assert unsupported_parameter(request_, band_of(version)) == parameter
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "top_p_min", "repetition_penalty",
+     "presence_penalty", "frequency_penalty", "seed", "n", "best_of", "use_beam_search", "length_penalty",
+     "early_stopping", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens",
+     "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logit_bias", "logprobs",
+     "return_context_logits", "echo", "suffix", "detokenize", "add_special_tokens", "response_format", "lora_request",
+     "stream", "stream_options", "disaggregated_params", "priority", "conversation_params", "thinking_token_budget",
+     "prompt_ignore_length", "user", "messages", "prompt_token_ids", "prompt_token_ids_b64", "cache_salt", "tools",
+     "tool_choice", "reasoning_effort", "chat_template", "chat_template_kwargs", "max_completion_tokens",
+     "top_logprobs", "mm_processor_kwargs", "agent_hierarchy"],
+)  # fmt: skip
+def test_rule_7_every_field_of_its_request_models_stands_in_a_table_and_none_passes(field):
+    request = replace(REQUEST, extra_args={"extra_body": {field: 7}})
+
+    assert TRTLLM.table_of(field) in ("reserved", "mapped", "refused")
+    assert body_of(request, "1.3.0") == body_of(REQUEST, "1.3.0")
 
 
 def test_decode_without_a_handoff_is_a_plain_call():
