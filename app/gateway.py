@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 import signal
@@ -162,8 +163,19 @@ def serve(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     async with Gateway(settings) as gateway:
+        settle_memory()
         await gateway.wait()
     return 0
+
+
+def settle_memory() -> None:
+    """Keeps the garbage collector off what lives as long as the process: vocabularies are millions of objects.
+
+    Requests leave no cycles on their usual way, so collections may be rare: each would stall every stream.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 # ---- parts
@@ -198,7 +210,10 @@ def _model(gateway: Gateway, settings: ModelSettings) -> Model:
         checksum=files.checksum,
     )
     limits = MigrationLimits(
-        retries=attempts.retries, migrations=attempts.migration_limit, long_prefill=attempts.long_prefill_tokens
+        retries=attempts.retries,
+        migrations=attempts.migration_limit,
+        max_sequence=attempts.migration_max_tokens,
+        long_prefill=attempts.long_prefill_tokens,
     )
     preprocessor = Preprocessor(card, files.tokenizer, files.chat_template)
     prefill = PrefillRouter(router, policy=settings.prefill_policy, observer=observer)
@@ -257,6 +272,7 @@ def _server_config(gateway: Gateway) -> uvicorn.Config:
         log_config=None,
         server_header=False,
         backlog=2048,
+        proxy_headers=False,
         timeout_keep_alive=int(server.keep_alive_s),
         timeout_graceful_shutdown=int(server.shutdown_timeout_s),
     )
