@@ -287,8 +287,7 @@ class SglangWorker(SimulatedWorker):
         self._json(exchange, 200, replies.model_info(self.options))
 
     def _server_info(self, exchange: Exchange) -> None:
-        info = replies.server_info(self.options, self.bootstrap_port, self._seed, 0.0)
-        self._json(exchange, 200, {**info, "port": self.port})
+        self._json(exchange, 200, replies.server_info(self.options, self.port, self.bootstrap_port, self._seed))
 
     def _loads(self, exchange: Exchange) -> None:
         self._json(exchange, 200, sglang_metrics.loads(self))

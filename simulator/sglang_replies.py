@@ -175,9 +175,8 @@ def model_info(options: SimulatorOptions) -> dict[str, Any]:
     }
 
 
-def server_info(options: SimulatorOptions, bootstrap_port: int, seed: int, throughput: float) -> dict[str, Any]:
+def server_info(options: SimulatorOptions, port: int, bootstrap_port: int, seed: int) -> dict[str, Any]:
     """The keys that anyone outside reads, of the 550 that the real server tells."""
-    tokens = options.blocks * options.block_size
     own = {
         "model_path": options.model_path or options.model,
         "tokenizer_path": options.model_path or options.model,
@@ -187,30 +186,31 @@ def server_info(options: SimulatorOptions, bootstrap_port: int, seed: int, throu
         "max_running_requests": options.pace.slots,
         "max_queued_requests": options.sglang.max_queued,
         "page_size": options.block_size,
+        "disable_radix_cache": not options.reuse,
         "tp_size": 1,
         "dp_size": options.dp_size,
         "random_seed": seed,
         "host": options.host,
+        "port": port,
         "served_model_name": options.model,
         "weight_version": WEIGHTS,
         "enable_cache_report": options.sglang.cache_report,
         "stream_interval": 1,
         "incremental_streaming_output": options.sglang.incremental,
+        "enable_metrics": options.sglang.enable_metrics,
         "kv_events_config": None,
-        "disable_radix_cache": not options.reuse,
         "disaggregation_mode": _mode(options),
         "disaggregation_transfer_backend": "mooncake",
         "disaggregation_bootstrap_port": bootstrap_port or 8998,
         "disaggregation_decode_enable_radix_cache": False,
-        "enable_metrics": options.sglang.enable_metrics,
     }
     return {
         **own,
         "status": "ready",
-        "max_total_num_tokens": tokens,
+        "max_total_num_tokens": options.blocks * options.block_size,
         "max_req_input_len": options.context_length - 6,
-        "internal_states": [{**own, "last_gen_throughput": throughput} for _ in range(options.dp_size)],
         "kv_events": None,
+        "internal_states": [{**own, "last_gen_throughput": 0.0} for _ in range(options.dp_size)],
         "version": options.version or VERSION,
         "frontend": "python",
     }
