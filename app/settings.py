@@ -121,8 +121,6 @@ class HealthSettings(_Section):
 
     interval_s: Seconds = 5.0
     """Between two looks at a worker; an engine whose health route costs something is looked at less often."""
-    first_retry_s: Seconds = 0.5
-    """To the next look at a worker that just failed one; doubles up to interval_s."""
 
 
 class LoggingSettings(_Section):

@@ -82,44 +82,35 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _add_memory(group: argparse._ArgumentGroup) -> None:
-    number = {"type": int, "metavar": "N"}
-    group.add_argument("--blocks", default=4096, help="KV blocks (default: %(default)s)", **number)
-    group.add_argument("--block-size", default=16, help="tokens per KV block (default: %(default)s)", **number)
-    group.add_argument("--context-length", default=8192, help="tokens per request (default: %(default)s)", **number)
-    group.add_argument("--dp-size", default=1, help="data-parallel ranks (default: %(default)s)", **number)
+    _number(group, "--blocks", _DEFAULTS.blocks, "KV blocks")
+    _number(group, "--block-size", _DEFAULTS.block_size, "tokens per KV block")
+    _number(group, "--context-length", _DEFAULTS.context_length, "tokens per request")
+    _number(group, "--dp-size", _DEFAULTS.dp_size, "data-parallel ranks")
 
 
 def _add_pace(group: argparse._ArgumentGroup) -> None:
-    pace = Pace()
-    real = {"type": float, "metavar": "X"}
-    group.add_argument(
-        "--ttft-ms", default=pace.ttft_s * 1e3, help="before a first token (default: %(default)g)", **real
-    )
-    group.add_argument("--token-ms", default=pace.decode_s * 1e3, help="per decode step (default: %(default)g)", **real)
-    group.add_argument(
-        "--prefill-us",
-        default=pace.prefill_s * 1e6,
-        help="per prompt token that is not cached (default: %(default)g)",
-        **real,
-    )
-    group.add_argument(
-        "--jitter", default=pace.jitter, help="varies steps by this fraction (default: %(default)g)", **real
-    )
-    group.add_argument(
-        "--speed", default=pace.speed, help="divides all of it; 0: no waiting (default: %(default)g)", **real
-    )
-    group.add_argument(
-        "--slots", type=int, default=pace.slots, metavar="N", help="largest batch (default: %(default)s)"
-    )
+    pace = _DEFAULTS.pace
+    _number(group, "--ttft-ms", pace.ttft_s * 1e3, "before a first token")
+    _number(group, "--token-ms", pace.decode_s * 1e3, "per decode step")
+    _number(group, "--prefill-us", pace.prefill_s * 1e6, "per prompt token that is not cached")
+    _number(group, "--jitter", pace.jitter, "varies steps by this fraction")
+    _number(group, "--speed", pace.speed, "divides all of it; 0: no waiting")
+    _number(group, "--slots", pace.slots, "largest batch")
 
 
 def _add_replies(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--reply", metavar="TEXT", help="the one answer it gives")
+    _number(group, "--mean-length", 64.0, "tokens per answer")
+    _number(group, "--echo", 0, "repeat the token so many places back instead; 0: do not")
+    _number(group, "--seed", 0, "stands for the weights")
+
+
+def _number(group: argparse._ArgumentGroup, flag: str, default: float, meaning: str) -> None:
+    """An option of its default's type, whole or not."""
+    metavar = "N" if isinstance(default, int) else "X"
     group.add_argument(
-        "--mean-length", type=float, default=64.0, metavar="N", help="tokens per answer (default: %(default)g)"
+        flag, type=type(default), default=default, metavar=metavar, help=f"{meaning} (default: {default:g})"
     )
-    group.add_argument("--echo", type=int, default=0, metavar="N", help="repeat the token N places back instead")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="stands for the weights (default: %(default)s)")
 
 
 def _add_misbehaviour(group: argparse._ArgumentGroup) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -321,3 +322,11 @@ def described(schema: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 def default_of(node: Mapping[str, Any], required: bool) -> str:
     return "required" if required else "" if node.get("default") in (None, []) else str(node["default"])
+
+
+def test_every_setting_is_read_by_the_application() -> None:
+    settings = {path.rpartition(".")[2] for path in documented() if not path.startswith("models[].workers[]")}
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "app").rglob("*.py")]
+    read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+    assert settings - read == set()
