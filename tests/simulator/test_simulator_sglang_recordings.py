@@ -1,4 +1,4 @@
-"""The SGLang dialect against what a real SGLang 0.5.23 sent: the same bytes in, the same reply but for ids, times, text."""
+"""The SGLang dialect against what a real SGLang 0.5.23 sent: the same reply but for ids, times and text."""
 
 from __future__ import annotations
 
@@ -64,11 +64,18 @@ def options_for(name: str, **changes: Any) -> SimulatorOptions:
 
 ANSWERS = [
     f"sglang/{name}"
-    for name in """
-    10_generate_ids 11_generate_ids_logprobs_rid 12_generate_ids_stream 13_generate_ids_stream_logprob 15_generate_batch
-    16_generate_stop 17_generate_stop_token 18_generate_cached_second 19_generate_n2
-    51_bootstrap_fields_on_normal_server
-    """.split()
+    for name in [
+        "10_generate_ids",
+        "11_generate_ids_logprobs_rid",
+        "12_generate_ids_stream",
+        "13_generate_ids_stream_logprob",
+        "15_generate_batch",
+        "16_generate_stop",
+        "17_generate_stop_token",
+        "18_generate_cached_second",
+        "19_generate_n2",
+        "51_bootstrap_fields_on_normal_server",
+    ]
 ]
 
 
@@ -95,7 +102,13 @@ async def test_a_prompt_as_text_is_answered_in_the_recorded_form() -> None:
 
 ERRORS = [
     f"sglang/{name}"
-    for name in "30_err_bad_json 31_err_too_long 32_err_negative_temperature 33_err_no_input 37_err_lora_unknown".split()
+    for name in [
+        "30_err_bad_json",
+        "31_err_too_long",
+        "32_err_negative_temperature",
+        "33_err_no_input",
+        "37_err_lora_unknown",
+    ]
 ]
 
 

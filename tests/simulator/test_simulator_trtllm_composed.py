@@ -1,4 +1,4 @@
-"""The TensorRT-LLM dialect against payloads composed from its documentation: the same requests, replies of that form."""
+"""The TensorRT-LLM dialect against payloads composed from its documentation: replies of the same form."""
 
 from __future__ import annotations
 
@@ -35,11 +35,26 @@ def of_band(name: str) -> SimulatorOptions:
     return replace(OPTIONS, trtllm=TrtllmOptions(band={"v11": "1.1", "v12": "1.2"}.get(name[:3], "1.3")))
 
 
-ANSWERS = """
-    v12_version v13_version models health v13_stream v12_stream v12_stream_logprobs v12_unary v13_unary v11_context_only
-    v12_context_only v12_context_only_logprobs v13_context_only v13_context_only_logprobs v12_chat_stream v12_chat_unary
-    v12_server_info v13_server_info
-""".split()
+ANSWERS = [
+    "v12_version",
+    "v13_version",
+    "models",
+    "health",
+    "v13_stream",
+    "v12_stream",
+    "v12_stream_logprobs",
+    "v12_unary",
+    "v13_unary",
+    "v11_context_only",
+    "v12_context_only",
+    "v12_context_only_logprobs",
+    "v13_context_only",
+    "v13_context_only_logprobs",
+    "v12_chat_stream",
+    "v12_chat_unary",
+    "v12_server_info",
+    "v13_server_info",
+]
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -1,4 +1,4 @@
-"""The vLLM dialect against what a real vLLM 0.32 sent: the same request bytes, the same reply but for ids, times, text."""
+"""The vLLM dialect against what a real vLLM 0.32 sent: the same reply but for ids, times and text."""
 
 from __future__ import annotations
 
@@ -86,18 +86,45 @@ async def replayed(simulator: Simulator, name: str) -> Any:
 
 ANSWERS = [
     f"vllm/{name}"
-    for name in """
-    20_completion_ids 21_completion_ids_logprobs 22_completion_ids_stream 23_completion_ids_stream_continuous_usage
-    24_completion_text_stream_plain 25_completion_batch2_ids 26_completion_batch2_stream 27_completion_n2_seed
-    28_completion_stop_string 29_completion_stop_token 32_completion_request_id_header
-    33_completion_cache_salt_priority 35_completion_json_schema 36_completion_ignore_eos
-    40_generate 41_generate_request_id_logprobs 42_generate_stream
-    43_generate_stream_continuous_usage_logprobs 44_generate_text_mode 45_generate_text_mode_stream 46_generate_n2
-    47_generate_no_detok 48_generate_stop_string 49_generate_default_max_tokens_stream_abort_seen
-    52_generate_from_render 82_err_prompt_plus_max_tokens_too_long 95_err_unknown_field_accepted b1_prefix_cold
-    b2_prefix_warm b3_prefix_warm_generate x8_generate_from_render y1_header_request_id_generate y2_two_stop_reasons
-    y3_stop_token_reason y4_eos_finish y5_stop_string_stream y6_generate_stop_string_text_mode_stream
-    """.split()
+    for name in [
+        "20_completion_ids",
+        "21_completion_ids_logprobs",
+        "22_completion_ids_stream",
+        "23_completion_ids_stream_continuous_usage",
+        "24_completion_text_stream_plain",
+        "25_completion_batch2_ids",
+        "26_completion_batch2_stream",
+        "27_completion_n2_seed",
+        "28_completion_stop_string",
+        "29_completion_stop_token",
+        "32_completion_request_id_header",
+        "33_completion_cache_salt_priority",
+        "35_completion_json_schema",
+        "36_completion_ignore_eos",
+        "40_generate",
+        "41_generate_request_id_logprobs",
+        "42_generate_stream",
+        "43_generate_stream_continuous_usage_logprobs",
+        "44_generate_text_mode",
+        "45_generate_text_mode_stream",
+        "46_generate_n2",
+        "47_generate_no_detok",
+        "48_generate_stop_string",
+        "49_generate_default_max_tokens_stream_abort_seen",
+        "52_generate_from_render",
+        "82_err_prompt_plus_max_tokens_too_long",
+        "95_err_unknown_field_accepted",
+        "b1_prefix_cold",
+        "b2_prefix_warm",
+        "b3_prefix_warm_generate",
+        "x8_generate_from_render",
+        "y1_header_request_id_generate",
+        "y2_two_stop_reasons",
+        "y3_stop_token_reason",
+        "y4_eos_finish",
+        "y5_stop_string_stream",
+        "y6_generate_stop_string_text_mode_stream",
+    ]
 ]
 
 
@@ -128,15 +155,34 @@ async def test_a_chat_answer_has_the_recorded_form(name: str) -> None:
 
 ERRORS = [
     f"vllm/{name}"
-    for name in """
-    34_completion_max_tokens_0 80_err_bad_json 81_err_too_long_ids 83_err_unknown_model 84_err_unknown_lora
-    85_err_negative_temperature 86_err_missing_prompt 87_err_empty_prompt_list 88_err_token_out_of_vocab
-    89_err_wrong_content_type 90_err_404 91_err_405 92_err_too_many_logprobs 93_err_negative_max_tokens
-    94_err_wrong_type 97_err_stream_error_before_start 98_err_generate_bad_json 98_err_generate_empty
-    98_err_generate_neg_token 98_err_generate_negative_temperature 98_err_generate_no_sampling_params
-    98_err_generate_out_of_vocab 98_err_generate_too_long 98_err_generate_unknown_model a7_abort_bad_body
-    08_server_info
-    """.split()
+    for name in [
+        "34_completion_max_tokens_0",
+        "80_err_bad_json",
+        "81_err_too_long_ids",
+        "83_err_unknown_model",
+        "84_err_unknown_lora",
+        "85_err_negative_temperature",
+        "86_err_missing_prompt",
+        "87_err_empty_prompt_list",
+        "88_err_token_out_of_vocab",
+        "89_err_wrong_content_type",
+        "90_err_404",
+        "91_err_405",
+        "92_err_too_many_logprobs",
+        "93_err_negative_max_tokens",
+        "94_err_wrong_type",
+        "97_err_stream_error_before_start",
+        "98_err_generate_bad_json",
+        "98_err_generate_empty",
+        "98_err_generate_neg_token",
+        "98_err_generate_negative_temperature",
+        "98_err_generate_no_sampling_params",
+        "98_err_generate_out_of_vocab",
+        "98_err_generate_too_long",
+        "98_err_generate_unknown_model",
+        "a7_abort_bad_body",
+        "08_server_info",
+    ]
 ]
 
 

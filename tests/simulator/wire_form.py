@@ -17,13 +17,14 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 EXACT = frozenset(
     {
-        "object", "model", "role", "index", "finish_reason", "stop_reason", "matched_stop", "output_mode", "prompt_tokens",
-        "total_tokens", "completion_tokens", "cached_tokens", "created_cache_tokens", "version", "start", "end", "type",
-        "matched", "length", "prompt_token_ids", "tp_size", "dcp_size", "pp_size", "remote_num_tokens", "transfer_mode",
-        "remote_prefill_cached_tokens", "do_remote_prefill", "do_remote_decode", "max_model_len", "owned_by",
-        "output_token_logprobs_length", "reasoning_tokens", "num_retractions", "weight_version", "status_code", "err_type",
-        "message", "code", "param", "request_type", "disagg_request_id", "ctx_request_id", "schedule_style", "device",
-        "host", "error", "detail", "avg_decoded_tokens_per_iter",
+        "object", "model", "role", "index", "finish_reason", "stop_reason", "matched_stop", "output_mode",
+        "prompt_tokens", "total_tokens", "completion_tokens", "cached_tokens", "created_cache_tokens",
+        "version", "start", "end", "type", "matched", "length", "prompt_token_ids", "tp_size", "dcp_size",
+        "pp_size", "remote_num_tokens", "transfer_mode", "remote_prefill_cached_tokens", "do_remote_prefill",
+        "do_remote_decode", "max_model_len", "owned_by", "output_token_logprobs_length", "reasoning_tokens",
+        "num_retractions", "weight_version", "status_code", "err_type", "message", "code", "param",
+        "request_type", "disagg_request_id", "ctx_request_id", "schedule_style", "device", "host", "error",
+        "detail", "avg_decoded_tokens_per_iter",
     }
 )  # fmt: skip
 """Keys whose values are compared, not only their types."""
