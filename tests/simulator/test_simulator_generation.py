@@ -27,9 +27,14 @@ class Clock:
 
 
 def answer(
-    prompt: tuple[int, ...], limit: int, rule: ReplyRule | None = None, seed: int = 0, **spec: object
+    prompt: tuple[int, ...],
+    limit: int,
+    rule: ReplyRule | None = None,
+    seed: int = 0,
+    request_seed: int | None = None,
+    **spec: object,
 ) -> list[int]:
-    """The ids of one answer by a fresh worker."""
+    """The ids of one answer by a fresh worker. `seed` stands for its weights."""
     model = EngineModel(Voice(VOCABULARY, rule, seed), KvCache(256, 16), Clock(), Pace(speed=0))
     ids: list[int] = []
     model.submit(Spec(prompt, limit, seed=request_seed, **spec), lambda job, output: ids.extend(output.ids))  # type: ignore[arg-type]

@@ -212,9 +212,6 @@ async def test_a_control_route_answers_in_the_recorded_form(name: str) -> None:
     assert forms(reply) == forms(golden_reply(f"vllm/{name}"))
 
 
-HEADERS = ["content-type", "vary", "x-request-id", "server", "transfer-encoding"]
-
-
 @pytest.mark.parametrize("name", ["20_completion_ids", "22_completion_ids_stream", "83_err_unknown_model"])
 async def test_a_reply_has_the_recorded_headers(name: str) -> None:
     async with running(OPTIONS) as simulator:
