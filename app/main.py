@@ -1,20 +1,19 @@
 """The front door: FastAPI for everything but tokens, the two generation endpoints beside it as plain ASGI.
 
-`build_front` puts one thin ASGI callable around both: it answers OPTIONS, turns HEAD into GET, and sends the hot paths
-straight to their endpoints, so that no middleware stands between a token and its socket.
+`build_front` puts one thin ASGI callable around both: it turns HEAD into GET and sends the hot paths straight to their
+endpoints, so that no middleware stands between a token and its socket.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match
 
 from app.api.generation import Generation
 from app.api.identity import request_id_of
@@ -26,7 +25,7 @@ from protocols.errors import GatewayError, InternalError, InvalidRequest, Method
 if TYPE_CHECKING:
     from app.gateway import Gateway
 
-log = logging.getLogger(__name__)
+_SHOWN_CHARS = 256
 
 Asgi = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
 
@@ -46,14 +45,12 @@ def build_front(gateway: Gateway) -> Asgi:
             return
         method = scope["method"]
         endpoint = hot.get(scope["path"])
-        if endpoint is not None and method == "POST":
-            await endpoint(scope, receive, send)
-        elif method == "OPTIONS":
-            await _options(scope, send, _allowed(scope, rest, hot))
-        elif endpoint is not None:
-            await _refuse(scope, send, MethodNotAllowed(f"{method} is not allowed here; use POST."), "OPTIONS, POST")
-        else:
+        if endpoint is None:
             await rest({**scope, "method": "GET"} if method == "HEAD" else scope, receive, _with_id(scope, send))
+        elif method == "POST":
+            await endpoint(scope, receive, send)
+        else:
+            await _not_posted(scope, send)
 
     return front
 
@@ -69,24 +66,36 @@ def _build_app(gateway: Gateway) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _http_error)
     app.add_exception_handler(GatewayError, _gateway_error)
+    app.add_exception_handler(Exception, _our_fault)
     return app
 
 
-# ---- errors in OpenAI's envelope
+# ---- errors in OpenAI's envelope, OPTIONS among them: to the router it is a wrong method like others
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return _envelope(InvalidRequest(str(error.errors()[0].get("msg", "invalid request"))))
     assert isinstance(error, HTTPException)
+    shown = f"{request.method} {request.url.path[:_SHOWN_CHARS]}"
     if error.status_code == 404:
-        return _envelope(NotFound(f"There is nothing at {request.method} {request.url.path}."))
+        return _envelope(NotFound(f"There is nothing at {shown}."))
     if error.status_code == 405:
-        response = _envelope(MethodNotAllowed(f"{request.method} is not allowed at {request.url.path}."))
-        response.headers.update(error.headers or {})
-        return response
-    failure = InvalidRequest(str(error.detail))
-    return _envelope(failure, error.status_code)
+        return _wrong_method(request.method, shown, (error.headers or {}).get("Allow", ""))
+    return _envelope(InvalidRequest(str(error.detail)), error.status_code)
+
+
+def _wrong_method(method: str, shown: str, allowed: str) -> Response:
+    """`allowed`: the route's own methods. HEAD and OPTIONS are added, which every route answers."""
+    methods = {"OPTIONS", *(name.strip() for name in allowed.split(","))}
+    if "GET" in methods:
+        methods.add("HEAD")
+    allow = {"allow": ", ".join(sorted(methods))}
+    if method == "OPTIONS":
+        return Response(status_code=204, headers=allow)
+    response = _envelope(MethodNotAllowed(f"{shown} is not allowed."))
+    response.headers.update(allow)
+    return response
 
 
 async def _gateway_error(request: Request, error: Exception) -> Response:
@@ -95,45 +104,32 @@ async def _gateway_error(request: Request, error: Exception) -> Response:
 
 
 def _envelope(error: GatewayError, status: int | None = None) -> Response:
-    import orjson
 
     headers = {} if error.retry_after is None else {"retry-after": str(max(1, round(error.retry_after)))}
     return Response(orjson.dumps(error.envelope()), status or error.status, headers, "application/json")
 
 
-async def _refuse(scope: dict[str, Any], send: Send, error: GatewayError, allow: str) -> None:
-    request_id = request_id_of(scope["headers"])
-    await send_error(send, error, [(b"x-request-id", request_id), (b"allow", allow.encode())])
+async def _our_fault(request: Request, error: Exception) -> Response:
+    """The server logs it; the client is told no more than that."""
+    return _envelope(InternalError("The gateway failed to answer; see its log for this request id."))
 
 
-# ---- every route answers OPTIONS and HEAD, and carries a request id
+async def _not_posted(scope: dict[str, Any], send: Send) -> None:
+    """Answers another method than POST at one of the hot paths."""
+    headers = [(b"allow", b"OPTIONS, POST"), (b"x-request-id", request_id_of(scope["headers"]))]
+    method = scope["method"]
+    if method == "OPTIONS":
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+    else:
+        await send_error(send, MethodNotAllowed(f"{method} is not allowed here; use POST."), headers)
 
 
-def _allowed(scope: dict[str, Any], app: FastAPI, hot: dict[str, Asgi]) -> set[str]:
-    if scope["path"] in hot:
-        return {"POST"}
-    found: set[str] = set()
-    for route in app.router.routes:
-        match, _ = route.matches({**scope, "method": "GET"})
-        if match is not Match.NONE:
-            found |= getattr(route, "methods", None) or set()
-    return found
-
-
-async def _options(scope: dict[str, Any], send: Send, methods: set[str]) -> None:
-    if not methods:
-        await _refuse(scope, send, NotFound(f"There is nothing at {scope['path']}."), "OPTIONS")
-        return
-    if "GET" in methods:
-        methods = methods | {"HEAD"}
-    allow = ", ".join(sorted(methods | {"OPTIONS"})).encode()
-    headers = [(b"allow", allow), (b"x-request-id", request_id_of(scope["headers"]))]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
+# ---- every response carries a request id
 
 
 def _with_id(scope: dict[str, Any], send: Send) -> Send:
-    """Puts the request's id on the response, and turns what nobody expected into our own 500."""
+    """Puts the request's id on the response."""
     request_id = request_id_of(scope["headers"])
 
     async def named(message: Any) -> None:
@@ -142,8 +138,3 @@ def _with_id(scope: dict[str, Any], send: Send) -> Send:
         await send(message)
 
     return named
-
-
-def internal_error() -> InternalError:
-    """What a client is told of our own bug."""
-    return InternalError("The gateway failed to answer; see its log for this request id.")

@@ -54,7 +54,7 @@ class BodyBudget:
 
 
 def check_headers(headers: Iterable[Header], max_body: int) -> int | None:
-    """The announced length. Refuses a media type that is not JSON, and a length beyond the limit, unread."""
+    """The announced length. Refuses what is not plain JSON, and a length beyond the limit, unread."""
     length = None
     content_type = b""
     for name, value in headers:
@@ -62,6 +62,9 @@ def check_headers(headers: Iterable[Header], max_body: int) -> int | None:
             content_type = value
         elif name == b"content-length":
             length = _length(value)
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            coding = value[:80].decode("latin-1")
+            raise UnsupportedMediaType(f"Expected a request without content-encoding, but got {coding}.")
     media = content_type.partition(b";")[0].strip().lower()
     if media != b"application/json" and not media.endswith(b"+json"):
         shown = content_type[:80].decode("latin-1") or "none"

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.stories.house import Hosted, House, pair, solo
-
-PAIRED = ("vllm", "sglang", "trtllm", "native")
-QUOTED = 'He said "data: [DONE]",\n\ndata: [DONE]\n\nthen left 👩‍👩‍👧 for 日本語 — naïve café \u2028 end.'
+from tests.stories.house import PAIRED, QUOTED, Hosted, House, pair, solo
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,10 @@ from tests.stories.wire import Wire
 T = TypeVar("T")
 
 QUICK = Pace(ttft_s=0.0005, prefill_s=1e-6, decode_s=0.0005, batch_s=0.0, transfer_s=1e-6)
+PAIRED = ("vllm", "sglang", "trtllm", "native")
+"""The engines that take token ids, alone or in pairs."""
+QUOTED = 'He said "data: [DONE]",\n\ndata: [DONE]\n\nthen left 👩‍👩‍👧 for 日本語 — naïve café \u2028 end.'
+"""What the model "quoted" always says."""
 HELD = (
     "blocks_used",
     "blocks_pinned",
@@ -65,7 +69,12 @@ class Hosted:
     def simulators(self) -> list[SimulatorOptions]:
         codec, vocabulary = demo_tokenizer()
         shared = SimulatorOptions(
-            engine=self.engine, model=self.name, model_path=str(DEMO_MODEL), vocabulary=vocabulary, codec=codec, pace=QUICK
+            engine=self.engine,
+            model=self.name,
+            model_path=str(DEMO_MODEL),
+            vocabulary=vocabulary,
+            codec=codec,
+            pace=QUICK,
         )
         return [dataclasses.replace(shared, role=role, **self.options) for role in self.roles]
 

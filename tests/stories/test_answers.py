@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.stories.conftest import PAIRED
-from tests.stories.house import House
+from tests.stories.house import PAIRED, QUOTED, House
 from tests.stories.oracle import answer, answer_ids, chat_ids, ids_of, text_of
 
 PROMPT = "Tell me of the sea and of the ships."
@@ -181,8 +180,6 @@ def test_a_stop_id_ends_the_answer_and_the_finish_says_so(house: House, model: s
 
 
 def test_text_that_looks_like_the_end_of_a_stream_does_not_end_it(house: House) -> None:
-    from tests.stories.conftest import QUOTED
-
     request: Any = {"model": "quoted", "messages": CHAT, "max_tokens": 200}
 
     whole = house.sdk.chat.completions.create(**request)

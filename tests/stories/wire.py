@@ -98,6 +98,10 @@ class Wire:
         headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines[1:-2])]
         return Reply(int(status), headers, informational=informational)
 
+    def head_of_continue(self) -> int:
+        """The status of an interim response that has to come by itself."""
+        return int(self._until(b"\r\n\r\n").split(b" ")[1])
+
     def pieces(self, reply: Reply) -> Iterator[bytes]:
         """The body as it comes: chunk by chunk, or as a whole."""
         if reply.status in (204, 304):
@@ -153,7 +157,9 @@ class Events:
     error: dict[str, Any] | None
 
     def text(self, index: int = 0) -> str:
-        return "".join(_text(choice) for chunk in self.chunks for choice in chunk["choices"] if choice["index"] == index)
+        return "".join(
+            _text(choice) for chunk in self.chunks for choice in chunk["choices"] if choice["index"] == index
+        )
 
     def finishes(self, index: int = 0) -> list[str]:
         return [
