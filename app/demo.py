@@ -17,6 +17,7 @@ from simulator.fleet import Fleet, Simulator
 from simulator.generation import ReplyRule
 from simulator.model import Pace
 from simulator.options import SimulatorOptions
+from telemetry.logging import configure_logging
 
 ENGINES = ("vllm", "sglang", "trtllm")
 ROLES = ("prefill", "decode")
@@ -27,6 +28,7 @@ _MEAN_ANSWER_TOKENS = 60.0
 
 def run(host: str, port: int) -> int:
     """Runs the demo until SIGTERM or Ctrl-C; then nothing of it is left. Returns the exit code."""
+    configure_logging(sys.stderr, style="text", level="WARNING")
     return asyncio.run(_run(host, port))
 
 
@@ -48,7 +50,7 @@ def model_name(engine: str) -> str:
 def fleet_options() -> Iterator[SimulatorOptions]:
     """Two prefill and two decode workers for each engine, each on a free port of this machine."""
     codec, vocabulary = tokenizer_of(DEMO_MODEL)
-    for engine in ENGINES:
+    for seed, engine in enumerate(ENGINES):
         for role in ROLES:
             for _ in range(WORKERS_PER_ROLE):
                 yield SimulatorOptions(
@@ -58,6 +60,7 @@ def fleet_options() -> Iterator[SimulatorOptions]:
                     model_path=str(DEMO_MODEL),
                     vocabulary=vocabulary,
                     codec=codec,
+                    seed=seed,
                     rule=ReplyRule(mean_length=_MEAN_ANSWER_TOKENS),
                     pace=Pace(decode_s=0.03),
                 )
@@ -71,8 +74,7 @@ def settings_for(simulators: Sequence[Simulator], host: str, port: int) -> Setti
         model = models.setdefault(name, {"name": name, "path": str(DEMO_MODEL), "workers": []})
         model["workers"].append(simulator.worker_kwargs)
     values = {
-        "server": {"host": host, "port": port, "shutdown_timeout_s": 2.0},
-        "logging": {"level": "warning"},
+        "server": {"host": host, "port": port, "shutdown_timeout_s": 1.0},
         "models": list(models.values()),
     }
     return settings_of(ConfigDocument("tandem demo", values))
