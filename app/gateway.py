@@ -44,7 +44,7 @@ from routers.modes import RouterMode, build_profile
 from telemetry.exposition import Exposition
 from telemetry.logging import configure_logging
 from telemetry.metrics import Metrics, ModelMetrics
-from telemetry.record import Telemetry
+from telemetry.record import REQUESTS, Telemetry
 from telemetry.tracker import RequestTracker
 from text.loading import load_model
 from workers.client import WorkerClient
@@ -158,6 +158,8 @@ class Gateway:
 def serve(settings: Settings) -> int:
     """Runs a gateway in this process until SIGTERM or SIGINT. Returns the exit code."""
     configure_logging(sys.stderr, style=settings.logging.format, level=settings.logging.level.upper())
+    if settings.logging.requests == "failed":
+        logging.getLogger(REQUESTS).setLevel(logging.WARNING)
     return uvloop.run(_serve(settings))
 
 

@@ -118,8 +118,8 @@ class EventStream:
             return
         self._push({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end(self) -> None:
-        """Nothing more comes: returns when the server has taken everything."""
+    async def end(self, tail: bytes = b"") -> None:
+        """`tail` is the last that comes: returns when the server has taken everything."""
         if self._ended:
             return
         if not self.started:
@@ -127,7 +127,7 @@ class EventStream:
         while self._waiting is not None:
             await asyncio.shield(self._waiting)
         self.close()
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": tail, "more_body": False})
 
     def close(self) -> None:
         """Detaches: no write, ping or timeout after this."""

@@ -128,6 +128,8 @@ class LoggingSettings(_Section):
     """Least severity that is logged."""
     format: Literal["text", "json"] = "text"
     """Lines for people, or one JSON object a line."""
+    requests: Literal["failed", "all"] = "failed"
+    """Which finished requests get a line of their own; the metrics count all of them."""
 
 
 class RouterSettings(_Section):

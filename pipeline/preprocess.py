@@ -79,10 +79,7 @@ class Preprocessor:
             prompts = [await self._chat_prompt(request)]
         else:
             prompts = [await self._prompt_ids(prompt, request) for prompt in request.prompts()]
-        param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
-        whole = self._preprocessed(request, _merged(routing_hints(request), hints))
-        wanted = wanted_tokens(request, self._card)
-        sent = tuple(self._one_prompt(whole, request, ids, wanted, param) for ids in prompts)
+        sent = self._preprocessed(request, prompts, _merged(routing_hints(request), hints))
         return Prepared(request, sent, self._form(request, context.request_id, created, prompts))
 
     async def __call__(
@@ -126,35 +123,36 @@ class Preprocessor:
     # ---- the request below
 
     def _preprocessed(
-        self, request: ChatCompletionRequest | CompletionRequest, hints: RoutingHints | None
-    ) -> PreprocessedRequest:
-        """All that the prompts share."""
-        extras = request.extras()
-        return PreprocessedRequest(
-            token_ids=(),
-            model=self._card.name,
-            prompt_embeds=request.prompt_embeds if isinstance(request, CompletionRequest) else None,
-            sampling_options=sampling_options(request, self._card),
-            output_options=output_options(request),
-            eos_token_ids=self._card.eos_token_ids,
-            mdc_sum=self._card.checksum,
-            annotations=tuple(extras.annotations or ()) if extras is not None else (),
-            routing=hints,
-            extra_args={"extra_body": request.model_extra} if request.model_extra else None,
-            router=router_params(request),
-            request_timestamp_ms=extras.request_timestamp_ms if extras is not None else None,
-        )
-
-    def _one_prompt(
         self,
-        whole: PreprocessedRequest,
         request: ChatCompletionRequest | CompletionRequest,
-        ids: list[int],
-        wanted: int | None,
-        param: str,
-    ) -> PreprocessedRequest:
-        most = budget(len(ids), wanted, self._card.context_length, param=param)
-        return replace(whole, token_ids=tuple(ids), stop_conditions=stop_conditions(request, self._card, most))
+        prompts: Sequence[list[int]],
+        hints: RoutingHints | None,
+    ) -> tuple[PreprocessedRequest, ...]:
+        """One request per prompt; they differ in ids and in the room left for an answer."""
+        card, extras = self._card, request.extras()
+        param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
+        wanted = wanted_tokens(request, card)
+        sampling, output, router = sampling_options(request, card), output_options(request), router_params(request)
+        return tuple(
+            PreprocessedRequest(
+                token_ids=tuple(ids),
+                model=card.name,
+                prompt_embeds=request.prompt_embeds if isinstance(request, CompletionRequest) else None,
+                stop_conditions=stop_conditions(
+                    request, card, budget(len(ids), wanted, card.context_length, param=param)
+                ),
+                sampling_options=sampling,
+                output_options=output,
+                eos_token_ids=card.eos_token_ids,
+                mdc_sum=card.checksum,
+                annotations=tuple(extras.annotations or ()) if extras is not None else (),
+                routing=hints,
+                extra_args={"extra_body": request.model_extra} if request.model_extra else None,
+                router=router,
+                request_timestamp_ms=extras.request_timestamp_ms if extras is not None else None,
+            )
+            for ids in prompts
+        )
 
     def _form(
         self,
@@ -165,9 +163,7 @@ class Preprocessor:
     ) -> AnswerForm:
         if isinstance(request, ChatCompletionRequest):
             echo = self._echo(prompts[0], text=None) if request.return_token_ids else None
-            return chat_form(
-                request, answer_id, created, request.model, echo, token_bytes=self._tokenizer.token_bytes
-            )
+            return chat_form(request, answer_id, created, request.model, echo, token_bytes=self._tokenizer.token_bytes)
         told = bool(request.echo or request.return_token_ids)
         given = request.prompts()
         echoes = [

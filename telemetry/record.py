@@ -13,7 +13,10 @@ from protocols.worker import Leg
 from telemetry.metrics import Metrics, ModelMetrics, error_type_of
 from telemetry.tracker import RequestTracker
 
-log = logging.getLogger("tandem.requests")
+REQUESTS = "tandem.requests"
+"""The logger of finished requests."""
+
+log = logging.getLogger(REQUESTS)
 
 CANCELLED = "cancelled"
 

@@ -78,7 +78,12 @@ class ByteStream:
         self._texts = table.texts
         self._size = len(table.texts)
         self._tail = Utf8Tail(table.piece)
-        self._tail.prime(context, pending)
+        # A prompt that ends with whole characters, as nearly all do, leaves nothing to be completed.
+        if pending or (context and not self._whole_text(context[-1])):
+            self._tail.prime(context, pending)
+
+    def _whole_text(self, token_id: int) -> bool:
+        return 0 <= token_id < self._size and bool(self._texts[token_id])
 
     @property
     def pending(self) -> tuple[int, ...]:

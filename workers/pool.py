@@ -52,6 +52,7 @@ class Pool:
         "_engine_policy",
         "_keys",
         "_prefill",
+        "_servable",
         "_stale",
         "members",
         "prefill_policy",
@@ -65,6 +66,7 @@ class Pool:
         self._prefill: tuple[Candidate, ...] = ()
         self._decode: tuple[Candidate, ...] = ()
         self._disaggregated = False
+        self._servable: Servability | None = None
         self._keys: dict[Leg, PairKeys] = {}
         self._stale = True
 
@@ -104,9 +106,12 @@ class Pool:
         return any(c.worker.role is Role.AGGREGATED and c.status in _UP for c in self.candidates(Leg.DECODE, now))
 
     def servable(self, now: float) -> Servability:
-        candidates = (*self.candidates(Leg.PREFILL, now), *self.candidates(Leg.DECODE, now))
-        reason = self._obstacle(candidates)
-        return Servability(not reason, reason, _counts(candidates))
+        self._refresh(now)
+        if self._servable is None:
+            candidates = (*self._prefill, *self._decode)
+            reason = self._obstacle(candidates)
+            self._servable = Servability(not reason, reason, _counts(candidates))
+        return self._servable
 
     def _obstacle(self, candidates: Iterable[Candidate]) -> str:
         """Why the model cannot serve; empty when it can."""
@@ -145,6 +150,7 @@ class Pool:
             Leg.DECODE: _free_keys(self._decode, Leg.DECODE),
         }
         self._disaggregated = any(c.worker.role is not Role.AGGREGATED for c in found)
+        self._servable = None
         self._stale = False
 
 

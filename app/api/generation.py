@@ -259,13 +259,11 @@ class _Call:
         try:
             with self._watched():
                 await _unwrapped(work)
-                events.write(tail())
-                await events.end()
+                await events.end(tail())
         except GatewayError as error:
             if not events.started:
                 raise
-            events.write(error_event(error))
-            await events.end()
+            await events.end(error_event(error))
             raise _Told(error) from error
         finally:
             events.close()
