@@ -10,7 +10,8 @@ import orjson
 
 from simulator.faults import Fault
 from simulator.http import Exchange
-from simulator.model import EngineModel, Job, Output, Spec
+from simulator.jobs import Job, Output, Spec
+from simulator.model import EngineModel
 
 if TYPE_CHECKING:
     from simulator.worker import SimulatedWorker

@@ -24,7 +24,8 @@ from protocols.preprocessed import PreprocessedRequest
 from protocols.wire import WireError
 from simulator.answers import Answer
 from simulator.http import Exchange
-from simulator.model import EngineModel, Finish, Job, Output, Spec
+from simulator.jobs import Finish, Job, Output, Spec
+from simulator.model import EngineModel
 from simulator.options import SimulatorOptions
 from simulator.peers import PeerLost, call_peer
 from simulator.rooms import Bootstrap, Rooms

@@ -14,7 +14,7 @@ from simulator.answers import Answer
 from simulator.digests import mix
 from simulator.generation import Alternative
 from simulator.http import Exchange
-from simulator.model import Finish, Job, Output, Spec
+from simulator.jobs import Finish, Job, Output, Spec
 from simulator.options import SimulatorOptions
 from simulator.text import TextStream
 from simulator.worker import Exit, SimulatedWorker

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from simulator.http import Exchange
-from simulator.model import Job, Output
+from simulator.jobs import Job, Output
 from simulator.worker import SimulatedWorker
 
 FAKE_HOST = "2.2.2.2"

@@ -14,7 +14,7 @@ import orjson
 from simulator import sglang_metrics
 from simulator import sglang_replies as replies
 from simulator.http import Exchange, Handler
-from simulator.model import Job, Output, Spec
+from simulator.jobs import Job, Output, Spec
 from simulator.options import SimulatorOptions
 from simulator.peers import PeerLost, call_peer
 from simulator.rooms import Bootstrap, Rooms

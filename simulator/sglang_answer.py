@@ -16,7 +16,7 @@ from simulator.answers import Answer
 from simulator.digests import mix
 from simulator.generation import Alternative
 from simulator.http import Exchange
-from simulator.model import Finish, Job, Output, Spec
+from simulator.jobs import Finish, Job, Output, Spec
 from simulator.rooms import Bootstrap
 from simulator.sglang_requests import CHAT, NATIVE, Item, SglangRequest
 from simulator.text import Hold, TextStream

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from simulator.model import EngineModel, Finish, Job
+from simulator.jobs import Finish, Job
+from simulator.model import EngineModel
 
 if TYPE_CHECKING:
     from simulator.sglang import SglangWorker

@@ -18,7 +18,8 @@ import orjson
 
 from simulator import trtllm_replies as replies
 from simulator.http import Exchange
-from simulator.model import EngineModel, Job, Output, Spec
+from simulator.jobs import Job, Output, Spec
+from simulator.model import EngineModel
 from simulator.options import SimulatorOptions
 from simulator.peers import PeerLost, call_peer
 from simulator.trtllm_answer import TrtllmAnswer

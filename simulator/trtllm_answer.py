@@ -15,7 +15,7 @@ from simulator.answers import Answer
 from simulator.digests import mix
 from simulator.generation import Alternative
 from simulator.http import Exchange
-from simulator.model import Finish, Job, Output, Spec
+from simulator.jobs import Finish, Job, Output, Spec
 from simulator.text import Hold, TextStream
 from simulator.trtllm_requests import CHAT, CONTEXT, GENERATION, TrtllmRequest, flat_error
 

@@ -16,18 +16,12 @@ import orjson
 from simulator import vllm_metrics
 from simulator import vllm_replies as replies
 from simulator.http import Exchange, Handler
-from simulator.model import Job, Phase
+from simulator.jobs import Job, Phase
 from simulator.options import SimulatorOptions
 from simulator.peers import PeerLost, call_peer
 from simulator.vllm_answer import VllmAnswer
-from simulator.vllm_requests import (
-    Refused,
-    VllmRequest,
-    read_body,
-    read_chat,
-    read_completion,
-    read_generate,
-)
+from simulator.vllm_fields import Refused, read_body
+from simulator.vllm_requests import VllmRequest, read_chat, read_completion, read_generate
 from simulator.worker import Exit, SimulatedWorker
 
 VERSION = "0.32.0"

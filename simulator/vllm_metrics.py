@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from simulator.model import Finish, Job
+from simulator.jobs import Finish, Job
 
 if TYPE_CHECKING:
     from simulator.vllm import VllmWorker

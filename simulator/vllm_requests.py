@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from simulator.options import SimulatorOptions
+from simulator.vllm_fields import (
+    BOOL,
+    FLOAT,
+    INT,
+    MAP,
+    STR,
+    Refused,
+    invalid,
+    missing,
+    type_error,
+    typed,
+    whole,
+)
 from simulator.vocabulary import Codec
 
 COMPLETION, CHAT, GENERATE = "completion", "chat", "generate"
@@ -18,52 +28,17 @@ _MAX_LOGPROBS = 20
 _MAX_STOPS = 4
 _MAX_PROMPTS = 1024
 
-_INT, _FLOAT, _BOOL, _STR, _MAP = "int", "float", "bool", "str", "dict"
 _SAMPLING_KINDS: Mapping[str, str] = {
-    "max_tokens": _INT, "min_tokens": _INT, "n": _INT, "seed": _INT, "prompt_logprobs": _INT, "stream_interval": _INT,
-    "temperature": _FLOAT, "top_p": _FLOAT, "top_k": _INT, "min_p": _FLOAT, "repetition_penalty": _FLOAT,
-    "presence_penalty": _FLOAT, "frequency_penalty": _FLOAT, "ignore_eos": _BOOL, "skip_special_tokens": _BOOL,
-    "include_stop_str_in_output": _BOOL,
+    "max_tokens": INT, "min_tokens": INT, "n": INT, "seed": INT, "prompt_logprobs": INT, "stream_interval": INT,
+    "temperature": FLOAT, "top_p": FLOAT, "top_k": INT, "min_p": FLOAT, "repetition_penalty": FLOAT,
+    "presence_penalty": FLOAT, "frequency_penalty": FLOAT, "ignore_eos": BOOL, "skip_special_tokens": BOOL,
+    "include_stop_str_in_output": BOOL,
 }  # fmt: skip
 _BODY_KINDS: Mapping[str, str] = {
-    "model": _STR, "stream": _BOOL, "return_token_ids": _BOOL, "request_id": _STR, "cache_salt": _STR, "priority": _INT,
-    "kv_transfer_params": _MAP, "stream_options": _MAP,
+    "model": STR, "stream": BOOL, "return_token_ids": BOOL, "request_id": STR, "cache_salt": STR, "priority": INT,
+    "kv_transfer_params": MAP, "stream_options": MAP,
 }  # fmt: skip
-_OPENAI_KINDS = {**_BODY_KINDS, **_SAMPLING_KINDS, "echo": _BOOL, "return_tokens_as_token_ids": _BOOL}
-
-_TYPE_ERRORS = {
-    (_INT, True): ("int_parsing", "Input should be a valid integer, unable to parse string as an integer"),
-    (_INT, False): ("int_type", "Input should be a valid integer"),
-    (_FLOAT, True): ("float_parsing", "Input should be a valid number, unable to parse string as a number"),
-    (_FLOAT, False): ("float_type", "Input should be a valid number"),
-    (_BOOL, True): ("bool_parsing", "Input should be a valid boolean, unable to interpret input"),
-    (_BOOL, False): ("bool_type", "Input should be a valid boolean"),
-    (_STR, False): ("string_type", "Input should be a valid string"),
-    (_MAP, True): ("dict_type", "Input should be a valid dictionary"),
-    (_MAP, False): ("dict_type", "Input should be a valid dictionary"),
-}
-
-
-class Refused(Exception):
-    """The request is answered with this status and error."""
-
-    def __init__(
-        self, message: str, *, param: str | None = None, kind: str = "BadRequestError", status: int = 400
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.kind = kind
-        self.status = status
-
-    def envelope(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
-
-
-def invalid(message: str, param: str, value: Any = None) -> Refused:
-    """A semantic refusal; vLLM repeats parameter and value in the text."""
-    tail = f"(parameter={param})" if value is None else f"(parameter={param}, value={value})"
-    return Refused(f"{message} {tail}", param=param)
+_OPENAI_KINDS = {**_BODY_KINDS, **_SAMPLING_KINDS, "echo": BOOL, "return_tokens_as_token_ids": BOOL}
 
 
 @dataclass(frozen=True)
@@ -100,21 +75,8 @@ class VllmRequest:
     kv: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_body(body: bytes, content_type: str) -> Mapping[str, Any]:
-    """The JSON object of a request. Raises Refused with the words of vLLM's validation."""
-    if "application/json" not in content_type:
-        raise _one_error("Unsupported Media Type: Only 'application/json' is allowed", None)
-    try:
-        value = orjson.loads(body)
-    except ValueError:
-        raise _not_json(body) from None
-    if not isinstance(value, dict):
-        raise _type_error("model_attributes_type", "body", "Input should be a valid dictionary or object", value)
-    return value
-
-
 def read_completion(body: Mapping[str, Any], options: SimulatorOptions, codec: Codec) -> VllmRequest:
-    values = _typed(body, _OPENAI_KINDS)
+    values = typed(body, _OPENAI_KINDS)
     if body.get("prompt") is None and body.get("prompt_embeds") is None:
         raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     _check_stream_options(values)
@@ -132,14 +94,14 @@ def read_completion(body: Mapping[str, Any], options: SimulatorOptions, codec: C
         body,
         options,
         max_tokens=16 if values.get("max_tokens") is None else values["max_tokens"],
-        logprobs=None if top is None else _whole(top, "logprobs"),
+        logprobs=None if top is None else whole(top, "logprobs"),
     )
 
 
 def read_chat(body: Mapping[str, Any], options: SimulatorOptions, codec: Codec) -> VllmRequest:
-    values = _typed(body, {**_OPENAI_KINDS, "max_completion_tokens": _INT, "top_logprobs": _INT, "logprobs": _BOOL})
+    values = typed(body, {**_OPENAI_KINDS, "max_completion_tokens": INT, "top_logprobs": INT, "logprobs": BOOL})
     if not isinstance(body.get("messages"), list):
-        raise _missing("body.messages", body)
+        raise missing("body.messages", body)
     _check_stream_options(values)
     _check_model(values.get("model"), options)
     if body.get("tools") and body.get("tool_choice", "auto") == "auto":
@@ -166,25 +128,25 @@ def read_chat(body: Mapping[str, Any], options: SimulatorOptions, codec: Codec) 
 
 
 def read_generate(body: Mapping[str, Any], options: SimulatorOptions) -> VllmRequest:
-    values = _typed(body, _BODY_KINDS)
+    values = typed(body, _BODY_KINDS)
     ids = body.get("token_ids")
     if ids is None:
-        raise _missing("body.token_ids", body)
+        raise missing("body.token_ids", body)
     if not ids:
-        raise _type_error(
+        raise type_error(
             "too_short", "body.token_ids", "List should have at least 1 item after validation, not 0", ids,
             "{'field_type': 'List', 'min_length': 1, 'actual_length': 0}",
         )  # fmt: skip
     if any(type(i) is not int for i in ids):
-        raise _type_error("int_type", "body.token_ids.0", "Input should be a valid integer", ids)
+        raise type_error("int_type", "body.token_ids.0", "Input should be a valid integer", ids)
     if min(ids) < 0:
         text = "token_ids must not contain negative values"
-        raise _type_error(
+        raise type_error(
             "value_error", "body.token_ids", f"Value error, {text}", ids, f"{{'error': ValueError('{text}')}}"
         )
     if not isinstance(body.get("sampling_params"), dict):
-        raise _missing("body.sampling_params", body)
-    sampling = _typed(body["sampling_params"], _SAMPLING_KINDS, "body.sampling_params")
+        raise missing("body.sampling_params", body)
+    sampling = typed(body["sampling_params"], _SAMPLING_KINDS, "body.sampling_params")
     _check_model(values.get("model"), options)
     _check_ids([ids], options)
     if len(ids) > options.context_length:
@@ -201,7 +163,7 @@ def read_generate(body: Mapping[str, Any], options: SimulatorOptions) -> VllmReq
         body["sampling_params"],
         options,
         max_tokens=options.context_length if most is None else most,
-        logprobs=None if top is None else _whole(top, "logprobs"),
+        logprobs=None if top is None else whole(top, "logprobs"),
         text=body.get("output_mode") == "text",
     )
 
@@ -268,7 +230,7 @@ def _prompts(prompt: Any, codec: Codec) -> list[list[int]]:
     if isinstance(prompt, str):
         return [list(codec.encode(prompt))]
     if not isinstance(prompt, list):
-        raise _type_error("string_type", "body.prompt.str", "Input should be a valid string", prompt)
+        raise type_error("string_type", "body.prompt.str", "Input should be a valid string", prompt)
     if not prompt:
         raise Refused("You must pass at least one prompt")
     if all(type(i) is int for i in prompt):
@@ -279,7 +241,7 @@ def _prompts(prompt: Any, codec: Codec) -> list[list[int]]:
         return [list(codec.encode(part)) for part in prompt]
     if all(isinstance(part, list) and part and all(type(i) is int for i in part) for part in prompt):
         return prompt
-    raise _type_error("string_type", "body.prompt.str", "Input should be a valid string", prompt)
+    raise type_error("string_type", "body.prompt.str", "Input should be a valid string", prompt)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -322,81 +284,6 @@ def _too_long(length: int, options: SimulatorOptions) -> Refused:
 
 def _check_stream_options(values: Mapping[str, Any]) -> None:
     if values.get("stream_options") is not None and not values.get("stream"):
-        raise _type_error(
+        raise type_error(
             "value_error", "body", "Value error, Stream options can only be defined when `stream=True`.", dict(values)
         )
-
-
-def _typed(body: Mapping[str, Any], kinds: Mapping[str, str], place: str = "body") -> dict[str, Any]:
-    """The known fields, read as pydantic reads them in lax mode. Unknown fields are ignored, as vLLM does."""
-    values = {}
-    for name, kind in kinds.items():
-        raw = body.get(name)
-        if raw is None:
-            continue
-        value = _lax(raw, kind)
-        if value is None:
-            error, text = _TYPE_ERRORS.get(
-                (kind, isinstance(raw, str)), ("string_type", "Input should be a valid string")
-            )
-            raise _type_error(error, f"{place}.{name}", text, raw)
-        values[name] = value
-    return values
-
-
-def _lax(raw: Any, kind: str) -> Any:
-    if kind == _BOOL:
-        known = {"true": True, "false": False, "1": True, "0": False}
-        return raw if isinstance(raw, bool) else known.get(str(raw).lower()) if isinstance(raw, (str, int)) else None
-    if kind == _STR:
-        return raw if isinstance(raw, str) else None
-    if kind == _MAP:
-        return raw if isinstance(raw, dict) else None
-    if isinstance(raw, (list, dict)):
-        return None
-    try:
-        number = float(raw)
-    except ValueError:
-        return None
-    if kind == _FLOAT:
-        return number
-    if number != int(number):
-        return None
-    return int(raw) if isinstance(raw, (int, str)) else int(number)
-
-
-def _whole(raw: Any, name: str) -> int:
-    value = _lax(raw, _INT)
-    if value is None:
-        error, text = _TYPE_ERRORS[_INT, isinstance(raw, str)]
-        raise _type_error(error, f"body.{name}", text, raw)
-    return int(value)
-
-
-def _not_json(body: bytes) -> Refused:
-    try:
-        json.loads(body)
-    except json.JSONDecodeError as error:
-        return _type_error("json_invalid", f"body.{error.pos}", "JSON decode error", {}, f"{{'error': {error.msg!r}}}")
-    except UnicodeDecodeError:
-        pass
-    return _type_error("json_invalid", "body.0", "JSON decode error", {}, "{'error': 'invalid utf-8'}")
-
-
-def _missing(place: str, body: Mapping[str, Any]) -> Refused:
-    return _type_error("missing", place, "Field required", dict(body))
-
-
-def _type_error(kind: str, place: str, text: str, raw: Any, context: str | None = None) -> Refused:
-    if isinstance(raw, dict):
-        shown = f"'<dict of {len(raw)} items>'"
-    elif isinstance(raw, list):
-        shown = f"'<list of {len(raw)} items>'"
-    else:
-        shown = repr(raw)
-    tail = f", 'ctx': {context}" if context else ""
-    return _one_error(f"{{'type': '{kind}', 'loc': '{place}', 'msg': '{text}', 'input': {shown}{tail}}}", place)
-
-
-def _one_error(text: str, place: str | None) -> Refused:
-    return Refused(f"1 validation error:\n  {text}", param=place, kind="Bad Request")

@@ -16,8 +16,9 @@ from simulator.answers import Answer
 from simulator.faults import Fault, Faults
 from simulator.generation import Voice
 from simulator.http import Connection, Exchange, Handler, HttpServer
+from simulator.jobs import Job
 from simulator.kv_cache import KvCache
-from simulator.model import EngineModel, Job
+from simulator.model import EngineModel
 from simulator.options import SimulatorOptions
 from simulator.runner import Runner
 from simulator.vocabulary import word_codec

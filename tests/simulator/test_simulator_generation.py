@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.generation import Context, ReplyRule, Voice
+from simulator.jobs import Output, Spec
 from simulator.kv_cache import KvCache
-from simulator.model import EngineModel, Output, Pace, Spec
+from simulator.model import EngineModel, Pace
 from simulator.vocabulary import Vocabulary
 
 EOS = 2

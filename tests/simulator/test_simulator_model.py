@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from simulator.generation import Voice
+from simulator.jobs import Finish, Job, Output, Phase, Spec
 from simulator.kv_cache import KvCache
-from simulator.model import EngineModel, Finish, Job, Output, Pace, Phase, Spec
+from simulator.model import EngineModel, Pace
 from simulator.vocabulary import Vocabulary
 
 PACE = Pace(ttft_s=1.0, prefill_s=0.01, decode_s=0.1, batch_s=0.0, slots=4)
