@@ -214,6 +214,8 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
             self.transport.close()
+            return
+        self._next()
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -260,7 +262,6 @@ class Connection(asyncio.Protocol):
         method = self._parser.get_method().decode("ascii")
         keep = self._parser.should_keep_alive()
         self._pending.append((method, self._url.decode("latin-1"), self._headers, b"".join(self._body), keep))
-        self._next()
 
     def _next(self) -> None:
         if self._exchange is not None or not self._pending or self.lost:

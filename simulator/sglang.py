@@ -18,7 +18,8 @@ from simulator.jobs import Job, Output, Spec
 from simulator.options import SimulatorOptions
 from simulator.peers import PeerLost, call_peer
 from simulator.rooms import Bootstrap, Rooms
-from simulator.sglang_answer import DONE, SglangAnswer
+from simulator.sglang_answer import SglangAnswer
+from simulator.sglang_rendering import DONE
 from simulator.sglang_requests import (
     FlatRefused,
     OutOfVocabulary,
