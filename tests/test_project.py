@@ -84,7 +84,9 @@ SOURCES = [path for path, _ in TEXTS if path.suffix == ".py" and not name_of(pat
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_no_module_is_longer_than_400_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+    length = len(path.read_text().splitlines())
+
+    assert length <= 400
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
@@ -100,6 +102,14 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", path.read_text())
 
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_files_that_documents_name_exist(path: Path) -> None:
+    folders = "|".join(sorted(folder.name for folder in ROOT.iterdir() if folder.is_dir() and folder.name[0] != "."))
+    named = re.findall(rf"`((?:{folders})/[a-z_/*]+(?:\.[a-z]+)?)`", path.read_text())
+
+    assert [name for name in named if not any(ROOT.glob(name))] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
