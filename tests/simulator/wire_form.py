@@ -6,7 +6,7 @@ Ids, times, texts and log probabilities are anybody's; finishes, usage and the e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,19 +106,45 @@ def with_body(raw: bytes, body: Any) -> bytes:
     return b"\r\n".join([*lines, b"Content-Length: %d" % len(data)]) + b"\r\n\r\n" + data
 
 
-async def exchange(port: int, raw: bytes) -> Reply:
-    """Sends a request's very bytes and reads until the server closes."""
+async def received(port: int, raw: bytes) -> tuple[bytes, bool]:
+    """Sends a request's very bytes and reads to the end. The end was in good order (True), or a reset."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head, separator, body = raw.partition(b"\r\n\r\n")
     if b"connection:" not in head.lower():
         head += b"\r\nconnection: close"
     writer.write(head + separator + body)
+    data, orderly = b"", True
     try:
-        received = await reader.read()
+        while part := await reader.read(65536):
+            data += part
     except ConnectionResetError:
-        received = b""
+        orderly = False
     writer.close()
-    return read_reply(received)
+    return data, orderly
+
+
+async def exchange(port: int, raw: bytes) -> Reply:
+    """Sends a request's very bytes and reads the reply until the server closes."""
+    data, _ = await received(port, raw)
+    return read_reply(data)
+
+
+def post(path: str, body: Any) -> bytes:
+    """A request's bytes."""
+    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    return f"{head}\r\nconnection: close\r\n\r\n".encode() + data
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
+
+
+async def until(condition: Callable[[], bool], limit: float = 2.0) -> None:
+    """Waits for something that another party does in its own time."""
+    async with asyncio.timeout(limit):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def form(value: Any, key: str = "", loose: Collection[str] = ()) -> Any:
