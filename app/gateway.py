@@ -14,13 +14,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 
 import uvicorn
 import uvloop
 
 from app.api.bodies import BodyBudget
 from app.main import build_front
+from app.server import HttpProtocol, Server
 from app.settings import ModelSettings, Settings
 from engines import adapter_for
 from engines.base import EngineAdapter
@@ -80,7 +80,7 @@ class Gateway:
         self.telemetry.metrics.watch(self.registry.states, self._ready_models)
         self.models = Models(_model(self, model) for model in settings.models)
         self.address = (server.host, server.port)
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._health: HealthMonitor | None = None
 
@@ -95,7 +95,7 @@ class Gateway:
             for worker in self.settings.workers_of(model):
                 self.registry.add(model.name, worker)
         self._health.start()
-        self._server = _Server(_server_config(self))
+        self._server = Server(_server_config(self))
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http-server")
         log.info("listening on http://%s:%s", *self.address)
         return self
@@ -268,7 +268,7 @@ def _server_config(gateway: Gateway) -> uvicorn.Config:
     server = gateway.settings.server
     return uvicorn.Config(
         build_front(gateway),
-        http="httptools",
+        http=HttpProtocol,
         lifespan="off",
         access_log=False,
         log_config=None,
@@ -278,11 +278,3 @@ def _server_config(gateway: Gateway) -> uvicorn.Config:
         timeout_keep_alive=int(server.keep_alive_s),
         timeout_graceful_shutdown=int(server.shutdown_timeout_s),
     )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the gateway's owner decides when to stop."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from app.server import corked, transport_of
 from pipeline.context import Flow
 from pipeline.ticker import Ticker
 from protocols.errors import GatewayError
@@ -103,27 +104,30 @@ class EventStream:
         self._waiting: asyncio.Task[None] | None = None
         self._waiting_since = 0.0
         self.started = False
+        self._wrote = False
+        """Since the last tick; the clock is not asked for every token."""
         self._ended = False
-        self._opened_at = self._wrote_at = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._opened_at = self._wrote_at = self._loop.time()
         ticker.add(self)
 
     def write(self, data: bytes) -> None:
         """Whole events. On the wire, or joined to what waits, when this returns."""
         if self._ended:
             return
-        if not self.started:
-            self._start()
-        if self._waiting is not None:
-            self._pending.append(data)
+        if self.started:
+            self._push({"type": "http.response.body", "body": data, "more_body": True})
             return
-        self._push({"type": "http.response.body", "body": data, "more_body": True})
+        with corked(self._send):
+            self._start()
+            self._push({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, tail: bytes = b"") -> None:
         """`tail` is the last that comes: returns when the server has taken everything."""
         if self._ended:
             return
         if not self.started:
-            self._start()
+            self.write(b"")
         while self._waiting is not None:
             await asyncio.shield(self._waiting)
         self.close()
@@ -147,9 +151,12 @@ class EventStream:
             if now - self._opened_at > self._limits.first_byte_hold_s:
                 self._start()
                 self._wrote_at = now
+        elif self._wrote:
+            self._wrote = False
+            self._wrote_at = now
         elif now - self._wrote_at > self._limits.ping_interval_s:
             self._wrote_at = now
-            self.write(PING)
+            self._push({"type": "http.response.body", "body": PING, "more_body": True})
 
     def _start(self) -> None:
         self.started = True
@@ -157,19 +164,18 @@ class EventStream:
 
     def _push(self, message: Message) -> None:
         """Drives `send` up to where it would wait; the rest of it becomes a task."""
-        loop = asyncio.get_running_loop()
-        self._wrote_at = loop.time()
         if self._waiting is not None:
             self._pending.append(message.get("body", b""))
             return
+        self._wrote = True
         step: Any = self._send(message)
         try:
             waiting = step.send(None)
         except StopIteration:
             return
-        self._waiting_since = self._wrote_at
+        self._waiting_since = self._loop.time()
         self._flow.pause()
-        self._waiting = loop.create_task(self._finish(step, waiting))
+        self._waiting = self._loop.create_task(self._finish(step, waiting))
         self._waiting.add_done_callback(self._written)
 
     async def _finish(self, step: Any, waiting: Any) -> None:
@@ -186,7 +192,7 @@ class EventStream:
                 break
         while self._pending:
             parts, self._pending = self._pending, []
-            self._waiting_since = asyncio.get_running_loop().time()
+            self._waiting_since = self._loop.time()
             await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
 
     def _written(self, task: asyncio.Task[None]) -> None:
@@ -208,26 +214,18 @@ class EventStream:
 
 
 def abort_connection(send: Send) -> None:
-    """Drops a client that takes nothing: uvicorn's `send` belongs to the cycle that owns the transport."""
-    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    """Drops a client that takes nothing."""
+    transport = transport_of(send)
     if transport is not None:
         transport.abort()
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers) -> None:
     """A whole JSON response."""
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                *headers,
-            ],
-        }
-    )
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    with corked(send):
+        await send({"type": "http.response.start", "status": status, "headers": own + headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def send_error(send: Send, error: GatewayError, headers: Headers, *, status: int | None = None) -> None:

@@ -5,7 +5,7 @@ Nothing here needs a current task: on the way up there is none.
 
 from __future__ import annotations
 
-import os
+import random
 from collections.abc import Callable
 from typing import Protocol
 
@@ -21,8 +21,7 @@ _ROOM_SPAN = 2**63 - 2**40
 
 def new_ids() -> AttemptIds:
     """Fresh ids for one attempt and leg (hard rule 6)."""
-    raw = os.urandom(24)
-    return AttemptIds(name=raw[:16].hex(), number=2**40 + int.from_bytes(raw[16:], "big") % _ROOM_SPAN)
+    return AttemptIds(name=f"{random.getrandbits(128):032x}", number=2**40 + random.getrandbits(63) % _ROOM_SPAN)
 
 
 class Pausable(Protocol):

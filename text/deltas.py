@@ -230,6 +230,11 @@ class StreamRenderer:
             return self.start() + events
         return events
 
+    @property
+    def complete(self) -> bool:
+        """Every choice has told its finish."""
+        return all(choice.finished for choice in self._choices)
+
     def end(self, members: Mapping[str, Any] | None = None) -> bytes:
         """The last events: usage where it was asked for, `members` beside it, and [DONE].
 

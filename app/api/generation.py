@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -77,7 +77,7 @@ class Generation:
         return parse_chat(body) if self._chat else parse_completion(body)
 
     def answer_id(self) -> str:
-        return self._prefix + os.urandom(16).hex()
+        return self._prefix + f"{random.getrandbits(128):032x}"
 
     def stream(self, prepared: Prepared, usage: UsageCount) -> StreamRenderer:
         render = StreamRenderer.chat if self._chat else StreamRenderer.completion
@@ -209,15 +209,22 @@ class _Call:
     ) -> None:
         renderer = self._endpoint.stream(prepared, usage)
         events = self._event_stream(context)
+        last: list[bytes] = []
+        """The end of the answer, which leaves together with what follows it."""
 
         def sink(batch: Sequence[ChoiceOutputs]) -> None:
             for choice in batch:
                 record.observe(choice.outputs, choice.index)
                 data = renderer.feed(choice.index, choice.outputs)
-                if data:
+                if choice.outputs[-1].finish_reason is not None and renderer.complete:
+                    last.append(data)
+                elif data:
                     events.write(data)
 
-        await self._streamed(events, model.service(prepared, context, sink), renderer.end)
+        def tail() -> bytes:
+            return b"".join(last) + renderer.end()
+
+        await self._streamed(events, model.service(prepared, context, sink), tail)
 
     # ---- models of OpenAI-compatible servers
 
