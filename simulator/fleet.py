@@ -92,6 +92,7 @@ async def running(options: SimulatorOptions) -> AsyncIterator[Simulator]:
         yield simulator
     finally:
         simulator.worker.close()
+        await asyncio.sleep(0)
 
 
 class Fleet:
@@ -112,6 +113,7 @@ class Fleet:
 
     async def __aexit__(self, *exc: object) -> None:
         self._close()
+        await asyncio.sleep(0)
 
     def _close(self) -> None:
         for simulator in self.simulators:

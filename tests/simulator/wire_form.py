@@ -112,14 +112,15 @@ async def received(port: int, raw: bytes) -> tuple[bytes, bool]:
     head, separator, body = raw.partition(b"\r\n\r\n")
     if b"connection:" not in head.lower():
         head += b"\r\nconnection: close"
-    writer.write(head + separator + body)
     data, orderly = b"", True
     try:
+        writer.write(head + separator + body)
         while part := await reader.read(65536):
             data += part
     except ConnectionResetError:
         orderly = False
-    writer.close()
+    finally:
+        writer.close()
     return data, orderly
 
 
