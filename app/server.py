@@ -38,6 +38,11 @@ class CorkedTransport:
         if held:
             self._transport.write(b"".join(held))
 
+    def close(self) -> None:
+        """Closes after what is held, as a transport closes after what is written."""
+        self.uncork()
+        self._transport.close()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
