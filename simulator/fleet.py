@@ -141,8 +141,15 @@ async def _serve(options: SimulatorOptions) -> None:
     await worker.start()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+
+    def told() -> None:
+        """The second time it is meant: an engine that drains without limit goes at once."""
+        if stop.is_set():
+            worker.kill()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, told)
     simulator = Simulator(worker)
     print(f"{options.engine} {options.role} worker of {options.model} on {simulator.url}", flush=True)
     await stop.wait()

@@ -136,7 +136,7 @@ class Exchange:
         if self._held is not None:
             self._held.append(data)
         elif not self._connection.lost:
-            self.transport.write(data)
+            self._connection.write(data)
 
     def _completed(self) -> None:
         self.complete = True
@@ -158,7 +158,7 @@ class Exchange:
 
     def close(self) -> None:
         """Ends the connection in good order, with whatever was written."""
-        self.transport.close()
+        self._connection.when_written(self.transport.close)
 
     def truncated(self, data: bytes) -> None:
         """Half of a piece of the body, framed as if all of it came."""
@@ -184,6 +184,8 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
+        self._unsent: deque[bytes] = deque()
+        self._after: Callable[[], None] | None = None
         self.transport: asyncio.Transport
         self.keep_alive = True
         self.lost = False
@@ -225,8 +227,39 @@ class Connection(asyncio.Protocol):
         if self._exchange is not None and self._exchange.on_drain is not None:
             self._exchange.on_drain()
 
+    def write(self, data: bytes) -> None:
+        """Writes at once, or in the pieces that the server is asked to cut everything into."""
+        size = self._server.segment_bytes
+        if not size:
+            self.transport.write(data)
+            return
+        if not self._unsent:
+            self.loop.call_soon(self._write_piece)
+        self._unsent.extend(data[start : start + size] for start in range(0, len(data), size))
+
+    def when_written(self, call: Callable[[], None]) -> None:
+        """Calls when nothing is unsent any more; only the last such call counts."""
+        if self._unsent:
+            self._after = call
+        else:
+            call()
+
+    def _write_piece(self) -> None:
+        if self.lost:
+            self._unsent.clear()
+            return
+        self.transport.write(self._unsent.popleft())
+        if self._unsent:
+            self.loop.call_soon(self._write_piece)
+        elif self._after is not None:
+            after, self._after = self._after, None
+            after()
+
     def replied(self) -> None:
         """The current reply is complete: the next request's turn, or the connection's end."""
+        self.when_written(self._over)
+
+    def _over(self) -> None:
         self._exchange = None
         if not self.keep_alive:
             self.transport.close()
@@ -274,10 +307,14 @@ class Connection(asyncio.Protocol):
 class HttpServer:
     """Listens on one or more sockets and hands every request to `handler`.
 
-    `connected` may close a connection before it has said a word.
+    `connected` may close a connection before it has said a word. `segment_bytes`: everything is written in pieces of
+    this size, so that readers see TCP segments cut anywhere; 0: as it comes.
     """
 
-    def __init__(self, handler: Handler, connected: Callable[[Connection], None] | None = None) -> None:
+    def __init__(
+        self, handler: Handler, connected: Callable[[Connection], None] | None = None, segment_bytes: int = 0
+    ) -> None:
+        self.segment_bytes = segment_bytes
         self.handler = handler
         self.connected = connected or (lambda connection: None)
         self.connections: set[Connection] = set()

@@ -101,6 +101,7 @@ class SimulatorOptions:
     `advertised_host`: what it tells peers (default: `host`). `reply`: one fixed text for all answers; it wins over
     `rule`. `seed` stands for the weights: workers of one model must share it. `blocks` times `block_size` is the KV
     cache's size in tokens. `version` None: the version the dialect was recorded from.
+    `segment_bytes`: replies are written in pieces of so many bytes (0: as they come).
     """
 
     engine: str = "vllm"
@@ -124,6 +125,7 @@ class SimulatorOptions:
     dp_size: int = 1
     version: str | None = None
     faults: tuple[Fault, ...] = ()
+    segment_bytes: int = 0
     vllm: VllmOptions = VllmOptions()
     sglang: SglangOptions = SglangOptions()
     trtllm: TrtllmOptions = TrtllmOptions()

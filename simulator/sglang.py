@@ -282,7 +282,19 @@ class SglangWorker(SimulatedWorker):
         exchange.reply(status, b"", "", _HEADERS)
 
     def _models(self, exchange: Exchange) -> None:
-        self._json(exchange, 200, replies.models(self.options, int(time.time())))
+        self._json(exchange, 200, {"object": "list", "data": [replies.model_card(self.options, int(time.time()))]})
+
+    def dynamic_route(self, path: str) -> dict[str, Handler] | None:
+        prefix = "/v1/models/"
+        return {"GET": lambda exchange: self._model(exchange, path[len(prefix) :])} if path.startswith(prefix) else None
+
+    def _model(self, exchange: Exchange, name: str) -> None:
+        if name == self.options.model:
+            self._json(exchange, 200, replies.model_card(self.options, int(time.time())))
+            return
+        message = f"The model '{name}' does not exist"
+        error = {"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+        self._json(exchange, 404, {"error": error})
 
     def _model_info(self, exchange: Exchange) -> None:
         self._json(exchange, 200, replies.model_info(self.options))

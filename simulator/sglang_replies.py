@@ -143,8 +143,8 @@ def usage(prompt: int, completion: int, cached: int | None) -> dict[str, Any]:
     }
 
 
-def models(options: SimulatorOptions, created: int) -> dict[str, Any]:
-    card = {
+def model_card(options: SimulatorOptions, created: int) -> dict[str, Any]:
+    return {
         "id": options.model,
         "object": "model",
         "created": created,
@@ -153,7 +153,6 @@ def models(options: SimulatorOptions, created: int) -> dict[str, Any]:
         "parent": None,
         "max_model_len": options.context_length,
     }
-    return {"object": "list", "data": [card]}
 
 
 def model_info(options: SimulatorOptions) -> dict[str, Any]:
@@ -185,6 +184,8 @@ def server_info(options: SimulatorOptions, port: int, bootstrap_port: int, seed:
         "kv_cache_dtype": "auto",
         "max_running_requests": options.pace.slots,
         "max_queued_requests": options.sglang.max_queued,
+        "enable_priority_scheduling": False,
+        "schedule_low_priority_values_first": False,
         "page_size": options.block_size,
         "disable_radix_cache": not options.reuse,
         "tp_size": 1,
@@ -209,6 +210,7 @@ def server_info(options: SimulatorOptions, port: int, bootstrap_port: int, seed:
         "status": "ready",
         "max_total_num_tokens": options.blocks * options.block_size,
         "max_req_input_len": options.context_length - 6,
+        "startup_time": {"load_weight": 0.0, "kv_cache_allocation": 0.0, "scheduler_e2e": 0.0},
         "kv_events": None,
         "internal_states": [{**own, "last_gen_throughput": 0.0} for _ in range(options.dp_size)],
         "version": options.version or VERSION,

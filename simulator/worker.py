@@ -50,7 +50,7 @@ class SimulatedWorker:
         self.dead = False
         self.draining = False
         self.models: list[EngineModel] = []
-        self.server = HttpServer(self._handle, self._connected)
+        self.server = HttpServer(self._handle, self._connected, options.segment_bytes)
         self.port = 0
         self.bootstrap_port = 0
         """Where decode peers find this worker (SGLang prefill); 0: nowhere."""
