@@ -143,7 +143,9 @@ class NativeWorker(SimulatedWorker):
             transfer.cancel()
 
     async def _fetch(self, job: Job) -> None:
-        model = next(model for model in self.models if job in model.loading)
+        model = next((model for model in self.models if job in model.loading), None)
+        if model is None:
+            return
         pace = self.options.pace
         try:
             if isinstance(job.spec.peer, Bootstrap):

@@ -93,7 +93,7 @@ class Rooms:
         """Prefill's half is over before its time. Decode is told nothing: it waits on, as the real one does."""
         half = self._prefills.get(bootstrap.room) if bootstrap is not None else None
         if bootstrap is not None and half is not None and half.answer is answer:
-            half.timeout.cancel()
+            self._worker.never(half.timeout)
             del self._prefills[bootstrap.room]
             self._unpin(bootstrap.room)
 
@@ -108,7 +108,7 @@ class Rooms:
 
     def _begin(self, room: int) -> None:
         half = self._prefills[room]
-        half.timeout.cancel()
+        self._worker.never(half.timeout)
         half.answer.submit_at(half.place)
 
     def _transfer(self, room: int, job: Job, output: Output) -> None:

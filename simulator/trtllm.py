@@ -112,9 +112,14 @@ class TrtllmWorker(SimulatedWorker):
         waiting = self._awaited.pop(context_id, None)
         if waiting is None:
             self._ready[context_id] = params
+            if self.options.trtllm.transfer_timeout_s is not None:
+                self.later(self.options.trtllm.transfer_timeout_s, lambda: self._forget_context(context_id))
         else:
             waiting.on_close = None
             waiting.json(200, params)
+
+    def _forget_context(self, context_id: int) -> None:
+        self._ready.pop(context_id, None)
 
     def _context_route(self, exchange: Exchange) -> None:
         context_id = int(orjson.loads(exchange.body)["id"])

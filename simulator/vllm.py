@@ -16,7 +16,7 @@ import orjson
 from simulator import vllm_metrics
 from simulator import vllm_replies as replies
 from simulator.http import Exchange, Handler
-from simulator.jobs import Job, Phase
+from simulator.jobs import Job
 from simulator.options import SimulatorOptions
 from simulator.peers import PeerLost, call_peer
 from simulator.vllm_answer import VllmAnswer
@@ -45,6 +45,7 @@ class VllmWorker(SimulatedWorker):
         self.crashed = False
         self._by_id: dict[str, VllmAnswer] = {}
         self._by_job: dict[Job, VllmAnswer] = {}
+        self._beats: dict[Job, asyncio.TimerHandle] = {}
         ping: dict[str, Handler] = {"GET": self._health, "POST": self._health}
         self.routes |= {
             "/health": {"GET": self._health},
@@ -83,6 +84,9 @@ class VllmWorker(SimulatedWorker):
             limit = self.options.vllm.max_queued
             if limit is not None and self.waiting >= limit:
                 raise _BUSY
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            self._refuse(exchange, Refused(f"1 validation error:\n  {error}", kind="Bad Request"))
+            return
         except Refused as refused:
             self._refuse(exchange, refused)
             kv = body.get("kv_transfer_params")
@@ -122,6 +126,7 @@ class VllmWorker(SimulatedWorker):
                 del self._by_id[name]
         for job in answer.jobs.values():
             self._by_job.pop(job, None)
+            self._stop_beating(job)
             self.counters.count(job)
 
     # ---- decode's side of NIXL
@@ -133,7 +138,9 @@ class VllmWorker(SimulatedWorker):
 
     async def _pull(self, job: Job, peer: Mapping[str, Any]) -> None:
         """Reads the peer's blocks into the job's own, at the moment the transfer ends."""
-        model = next(model for model in self.models if job in model.loading)
+        model = next((model for model in self.models if job in model.loading), None)
+        if model is None:
+            return
         needed = model.cache.blocks_for(job.prompt_tokens) - job.local_hits
         try:
             blocks = [int(block) for group in peer["remote_block_ids"] for block in _group(group)]
@@ -159,10 +166,12 @@ class VllmWorker(SimulatedWorker):
         if status != 200 or reply["block_size"] != model.cache.block_size:
             self._load_failed(job)
             return
+        self._stop_beating(job)
         self.counters.transferred(job.prompt_tokens - job.local_hits * model.cache.block_size, needed)
         model.loaded(job, reply["contents"])
 
     def _load_failed(self, job: Job) -> None:
+        self._stop_beating(job)
         self.counters.failed_transfers += 1
         if self.options.vllm.recompute:
             for model in self.models:
@@ -174,11 +183,15 @@ class VllmWorker(SimulatedWorker):
 
     def _beat_later(self, job: Job, peer: Mapping[str, Any]) -> None:
         """While decode has not read yet, it prolongs prefill's lease."""
-        self.later(self.options.vllm.lease_s / _HEARTBEATS_PER_LEASE, lambda: self._beat(job, peer))
+        period = self.options.vllm.lease_s / _HEARTBEATS_PER_LEASE
+        self._beats[job] = self.later(period, lambda: self._beat(job, peer))
+
+    def _stop_beating(self, job: Job) -> None:
+        timer = self._beats.pop(job, None)
+        if timer is not None:
+            self.never(timer)
 
     def _beat(self, job: Job, peer: Mapping[str, Any]) -> None:
-        if job.done or job.peer_answered or job.phase is Phase.RUNNING:
-            return
         self.spawn(self._tell_peer(peer, "/_sim/kv/extend"))
         self._beat_later(job, peer)
 

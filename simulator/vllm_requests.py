@@ -132,6 +132,8 @@ def read_generate(body: Mapping[str, Any], options: SimulatorOptions) -> VllmReq
     ids = body.get("token_ids")
     if ids is None:
         raise missing("body.token_ids", body)
+    if not isinstance(ids, list):
+        raise type_error("list_type", "body.token_ids", "Input should be a valid list", ids)
     if not ids:
         raise type_error(
             "too_short", "body.token_ids", "List should have at least 1 item after validation, not 0", ids,

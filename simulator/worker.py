@@ -183,6 +183,11 @@ class SimulatedWorker:
         self._timers.add(handle)
         return handle
 
+    def never(self, timer: asyncio.TimerHandle) -> None:
+        """Cancels what `later` returned."""
+        timer.cancel()
+        self._timers.discard(timer)
+
     def load(self, job: Job) -> None:
         """The model asks for a peer's KV. Engines that hand KV over say how."""
         raise NotImplementedError(f"{type(self).__name__} takes no KV from peers")

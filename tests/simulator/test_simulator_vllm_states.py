@@ -56,6 +56,7 @@ async def test_prefill_pins_until_decode_has_read() -> None:
 
         assert together == alone
         assert prefill.state()["blocks_used"] == 0
+        assert not decode.worker._timers
 
 
 async def test_decode_counts_what_came_from_its_peer() -> None:
@@ -324,3 +325,14 @@ async def test_a_chat_call_takes_ids_in_its_transfer_params() -> None:
         reply = await exchange(simulator.worker.port, post("/v1/chat/completions", given))
 
         assert reply.json()["choices"][0]["token_ids"] == await ids_of(simulator)
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt": 5}, {"prompt": [[]]}, {"stop_token_ids": 7}, {"logprobs": [1]}, {"stop": ["a"] * 5}]
+)
+async def test_any_nonsense_is_a_400_and_not_a_broken_connection(body: dict[str, Any]) -> None:
+    async with running(OPTIONS) as simulator:
+        reply = await exchange(simulator.worker.port, completion(**body))
+
+    assert reply.status == 400
+    assert reply.json()["error"]["message"]
