@@ -188,6 +188,8 @@ class Connection(asyncio.Protocol):
         self._after: Callable[[], None] | None = None
         self.transport: asyncio.Transport
         self.keep_alive = True
+        self.deaf = False
+        """Takes connections and words, and never answers."""
         self.lost = False
         self.paused = False
 
@@ -209,6 +211,8 @@ class Connection(asyncio.Protocol):
             exchange.on_close()
 
     def data_received(self, data: bytes) -> None:
+        if self.deaf:
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:

@@ -250,7 +250,7 @@ class SimulatedWorker:
         elif fault.kind == "close":
             connection.transport.close()
         elif fault.kind == "silence":
-            connection.transport.pause_reading()
+            connection.deaf = True
         elif fault.kind == "die":
             self.die()
 

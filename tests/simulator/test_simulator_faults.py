@@ -222,6 +222,17 @@ async def test_a_connection_may_end_before_a_word(fault: str, orderly: bool) -> 
     assert after.status == 200
 
 
+async def test_a_deaf_worker_takes_the_connection_and_never_answers() -> None:
+    async with running(options("vllm", "silence@connect")) as simulator:
+        asking = asyncio.ensure_future(received(simulator.worker.port, request("vllm")))
+        await until(lambda: simulator.state()["connections"] == 1)
+        after = await exchange(simulator.worker.port, request("vllm"))
+
+        assert (after.status, asking.done(), simulator.state()["answers"]) == (200, False, 0)
+        simulator.kill()
+        await asking
+
+
 async def test_faults_are_set_and_cleared_over_http() -> None:
     async with running(options("vllm")) as simulator:
         port = simulator.worker.port
