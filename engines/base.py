@@ -23,13 +23,17 @@ MAX_UNARY_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request to a worker. `headers` beside content-type, content-length and host."""
+    """One HTTP request to a worker. `headers` beside content-type, content-length and host.
+
+    `streams`: False where the reply comes as a whole, when all of it has been generated.
+    """
 
     path: str
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
     method: str = "POST"
     content_type: str = "application/json"
+    streams: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,13 @@ class EngineAdapter(ABC):
     @abstractmethod
     def rejection(self, status: int, body: bytes) -> GatewayError:
         """What a reply with a non-200 status means: InvalidRequest with the engine's words, or a WorkerFailure."""
+
+    def refusal_frees(self, request: PreprocessedRequest) -> bool:
+        """Asked of the *decode* worker's adapter: has a decode call that it refused made prefill free its blocks?
+
+        Then the hand-off is void, and no other worker may read them.
+        """
+        return False
 
     def learn(self, call: Call, status: int, body: bytes) -> Worker | None:
         """The worker as this refusal shows it to be; the caller then repeats the call. None: nothing learnt."""

@@ -41,10 +41,11 @@ def forward_call(body: Mapping[str, Any], worker: Worker, path: str) -> Call:
     """
     passed = {name: value for name, value in body.items() if forwarded(name)}
     passed["model"] = worker.name_for_model(str(body.get("model", "")))
-    if body.get("stream") is True:
+    streams = body.get("stream") is True
+    if streams:
         options = body.get("stream_options")
         passed["stream_options"] = {**(options if isinstance(options, Mapping) else {}), "include_usage": True}
-    return Call(path, orjson.dumps(passed, option=orjson.OPT_NON_STR_KEYS))
+    return Call(path, orjson.dumps(passed, option=orjson.OPT_NON_STR_KEYS), streams=streams)
 
 
 def rejection(status: int, body: bytes) -> GatewayError:

@@ -18,7 +18,7 @@ from engines.fields import SGLANG
 from engines.prefill_answer import prefill_answer, prompt_details
 from engines.probe_replies import count, object_at, served_model, text
 from engines.sglang_reply import SglangReply
-from engines.sglang_request import GENERATE, generate_body
+from engines.sglang_request import GENERATE, generate_body, streams
 from protocols.errors import (
     Blame,
     EngineFailure,
@@ -74,7 +74,8 @@ class SglangAdapter(EngineAdapter):
     # ---- decode leg, and plain requests
 
     def generate_call(self, request: PreprocessedRequest, ids: AttemptIds) -> Call:
-        return Call(GENERATE, generate_body(request, ids.name, Leg.DECODE, self.worker))
+        body = generate_body(request, ids.name, Leg.DECODE, self.worker)
+        return Call(GENERATE, body, streams=streams(request, Leg.DECODE))
 
     def parser(self, request: PreprocessedRequest, leg: Leg) -> SglangReply:
         return SglangReply(request, self.worker.traits.incremental, self._reported)

@@ -87,9 +87,12 @@ class VllmAdapter(EngineAdapter):
             headers.append(("X-data-parallel-rank", str(rank)))
         # An adapter is chosen by its name in place of the model's.
         model = (request.routing.lora_name if request.routing is not None else None) or self.model
-        generate = self.worker.traits.generate is True and request.prompt_embeds is None
+        generate = self._generates(request)
         body = (generate_body if generate else completions_body)(request, ask, model, self.worker)
-        return Call(GENERATE if generate else COMPLETIONS, body, tuple(headers))
+        return Call(GENERATE if generate else COMPLETIONS, body, tuple(headers), streams=ask.stream)
+
+    def _generates(self, request: PreprocessedRequest) -> bool:
+        return self.worker.traits.generate is True and request.prompt_embeds is None
 
     # ---- failures
 
@@ -107,6 +110,10 @@ class VllmAdapter(EngineAdapter):
     def _reported(self, error: ErrorBody, reads_kv: bool) -> GatewayError:
         """What an error inside a reply of status 200 means."""
         return _judged(event_error(error), error, reads_kv=reads_kv)
+
+    def refusal_frees(self, request: PreprocessedRequest) -> bool:
+        """vLLM 0.32's completions route tells prefill to free what a refused call was to read; generate does not."""
+        return not self._generates(request)
 
     def learn(self, call: Call, status: int, body: bytes) -> Worker | None:
         """The generate route is closed (403 since 0.32 unless started with `--enable-scale-out`, 404 before it came),

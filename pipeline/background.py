@@ -35,9 +35,11 @@ class Background:
             log.error("background task %s failed", task.get_name(), exc_info=error)
 
     async def drain(self, timeout_s: float) -> None:
-        """Waits for all, then cancels what is left after `timeout_s` seconds."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+        """Waits for all, those that begin meanwhile too; then cancels what is left after `timeout_s` seconds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        while self._tasks and (left_s := until - loop.time()) > 0:
+            await asyncio.wait(set(self._tasks), timeout=left_s)
         left = set(self._tasks)
         for task in left:
             task.cancel()

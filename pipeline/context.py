@@ -44,6 +44,10 @@ class Flow:
         self.paused = False
         self._replies: list[Pausable] = []
 
+    def __len__(self) -> int:
+        """Replies under way."""
+        return len(self._replies)
+
     def join(self, reply: Pausable) -> None:
         self._replies.append(reply)
         if self.paused:
@@ -196,8 +200,9 @@ class RequestContext:
         return child
 
     def released(self) -> RequestContext:
-        """For work that outlives its client: the same request with a flow that nobody pauses."""
+        """For work that outlives its client: the same request, with a flow that nobody pauses and no deadline."""
         context = self.child(self.index)
         context.flow = Flow()
+        context.deadline = None
         context.choices = []
         return context

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pipeline.context import RequestContext
 from pipeline.outcome import raise_if_failed
 from pipeline.service import Service, Sink
-from protocols.errors import Enough
+from protocols.errors import Enough, GatewayError
 from protocols.outputs import BackendOutput, LLMEngineOutput
 from protocols.preprocessed import PreprocessedRequest
 from text.decoder import Decoder
 from text.tokenizer import Tokenizer
+from workers.client import push
 
 
 class Detokenizer:
@@ -45,16 +46,21 @@ class Detokenizer:
             if shown:
                 sink(shown)
             if decoder.stopped and ending is None:
-                raise Enough(decoder)
+                raise Enough(decoder, takes_ending=True)
 
         try:
             await downstream(request, context, observe)
         except Enough as enough:
             if enough.owner is not decoder:
                 raise
+        except GatewayError as error:
+            if decoder.stopped:
+                # The text is over: nothing may be added to it elsewhere.
+                error.retryable = False
+            raise
         if not decoder.stopped:
             raise_if_failed(ending)
-        sink([decoder.ending(ending)])
+        push(sink, [decoder.ending(ending)])
 
     def length_ending(self, request: PreprocessedRequest) -> BackendOutput:
         """The ending of an attempt that has nothing left to generate: what was withheld, finish length."""

@@ -7,16 +7,18 @@ Two public steps, `reserve` and `run`; as a service it does both in a row. Betwe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from engines.base import Call, EngineAdapter
+from engines.base import Call, EngineAdapter, Release
 from pipeline.context import RequestContext, new_ids
 from pipeline.deadlines import Deadlines
-from pipeline.reading import Reading, TokenTalk
+from pipeline.reading import Reading
 from pipeline.service import Sink
+from pipeline.talk import TokenTalk
 from pipeline.ticker import Ticker
-from protocols.errors import Blame, GatewayError, WorkerFailure, WorkerSilent
+from protocols.errors import Blame, Enough, GatewayError, InvalidRequest, WorkerFailure, WorkerSilent
 from protocols.outputs import LLMEngineOutput
 from protocols.preprocessed import PreprocessedRequest
 from protocols.worker import Leg, Worker
@@ -26,6 +28,8 @@ from workers.client import WorkerClient
 from workers.registry import Registry
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class WorkerObserver(Protocol):
@@ -113,8 +117,9 @@ class WorkerRouter:
         pair_keys: frozenset[tuple[object, ...]] | None = None,
         alone: bool = False,
     ) -> Lease:
-        """Chooses a worker for a leg and counts it. Raises Unavailable, or InvalidRequest for an impossible pin.
+        """Chooses a worker for a leg and counts it.
 
+        Raises Unavailable; InvalidRequest for an impossible pin, or a parameter that the worker cannot honour.
         `pair_keys`: only workers that can pair with one of these. `alone`: only workers that may serve without a peer.
         """
         query = Query(
@@ -130,15 +135,11 @@ class WorkerRouter:
             self._observer.refused(leg, error)
             raise
         self._observer.chosen(leg, choice.casualties if choice.steps else _NOBODY)
-        lease = Lease(
-            choice,
-            self.registry.adapter(choice.worker.id),
-            leg,
-            self._loads.reserve(choice.worker.id, leg),
-            alone=alone,
-        )
+        adapter = self.registry.adapter(choice.worker.id)
+        if leg is Leg.DECODE or alone:
+            _check_supported(request, adapter)
         context.choices.append((leg, choice))
-        return lease
+        return Lease(choice, adapter, leg, self._loads.reserve(choice.worker.id, leg), alone=alone)
 
     # ---- step two
 
@@ -156,18 +157,42 @@ class WorkerRouter:
 
     async def read(self, reading: Reading[T]) -> None:
         """Sends a call, reads its reply to the end, releases its lease."""
+        lease = reading.lease
+        reading.context.tracker.record_worker(Leg.DECODE, lease.worker.id, lease.rank)
         try:
             await reading.open()
             await reading.wait()
-            self.succeeded(reading.lease)
+        except Enough:
+            self.succeeded(lease)
+            raise
         finally:
-            reading.close()
-            reading.lease.release()
+            self.abandon(reading)
+            lease.release()
+        self.succeeded(lease)
 
     async def __call__(
         self, request: PreprocessedRequest, context: RequestContext, sink: Sink[LLMEngineOutput]
     ) -> None:
         await self.run(self.reserve(request, Leg.DECODE, context, alone=True), request, context, sink)
+
+    def abandon(self, reading: Reading[Any]) -> None:
+        """Ends a call in this step, whether it was answered or not.
+
+        An engine that sees a closed connection only late is told by a call of its own, from a task of the application.
+        """
+        lease, context, unfinished = reading.lease, reading.context, reading.abandoned
+        reading.close()
+        if unfinished and lease.adapter.release_at is Release.NONE:
+            calls = lease.adapter.abort_calls(lease.ids)
+            if calls:
+                context.background.spawn(self._abort(lease.worker, calls, context.request_id), "abort")
+
+    async def _abort(self, worker: Worker, calls: Sequence[Call], request_id: str) -> None:
+        for call in calls:
+            try:
+                await self.post(worker, call)
+            except GatewayError as error:
+                log.info("request %s: abort was not delivered: %s", request_id, error)
 
     async def post(self, worker: Worker, call: Call) -> None:
         """Sends a control call and reads its reply, whatever it says. Raises WorkerFailure when it cannot be sent."""
@@ -182,10 +207,14 @@ class WorkerRouter:
 
     # ---- what was learnt on the way
 
-    def learn(self, worker: Worker) -> EngineAdapter:
-        """A worker turned out to be different from what we knew."""
-        self.registry.replace(worker)
-        return self.registry.adapter(worker.id)
+    def learn(self, lease: Lease, learnt: Worker) -> None:
+        """The lease's worker turned out to be different from what we knew: it is spoken to accordingly from now on."""
+        if self.registry.worker(learnt.id) == lease.worker:
+            self.registry.replace(learnt)
+            lease.adapter = self.registry.adapter(learnt.id)
+        else:
+            # It has left, or is another by now: this concerns the call alone.
+            lease.adapter = type(lease.adapter)(learnt, self.model)
 
     def succeeded(self, lease: Lease) -> None:
         self.registry.observed_success(lease.worker.id)
@@ -204,6 +233,13 @@ class WorkerRouter:
         self.registry.observed_failure(lease.worker.id, error)
         self._observer.failed(lease.worker, lease.leg, error)
         return error
+
+
+def _check_supported(request: PreprocessedRequest, adapter: EngineAdapter) -> None:
+    unsupported = adapter.unsupported(request)
+    if unsupported is not None:
+        engine = adapter.worker.engine.value
+        raise InvalidRequest(f"'{unsupported}' is not supported by this model's engine ({engine})", param=unsupported)
 
 
 class _Unread:

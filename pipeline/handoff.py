@@ -1,4 +1,4 @@
-"""A prefill leg and a decode leg of one attempt, and who releases what prefill pinned.
+"""A prefill leg and a decode leg in turn, and who releases what prefill pinned (vLLM, TensorRT-LLM, native).
 
 The rules are those of docs/disaggregation.md, "hard rules". A pair never restores anything: it knows how far it got
 (`prefill` sent, reply begun, hand-off in hand, decode sent, decode taken, first token) and so what is still to be done
@@ -7,7 +7,7 @@ when its client leaves or its decode fails.
 
 from __future__ import annotations
 
-import asyncio
+import enum
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,15 +17,31 @@ from engines.base import Release
 from pipeline.context import RequestContext
 from pipeline.reading import Reading
 from pipeline.service import Sink
-from protocols.errors import Enough, GatewayError, IncompleteReply
+from protocols.errors import Enough, GatewayError, IncompleteReply, InvalidRequest
 from protocols.outputs import LLMEngineOutput
 from protocols.preprocessed import PrefillResult, PreprocessedRequest, RequestPhase
-from protocols.worker import Leg
+from protocols.worker import Leg, Worker
 
 if TYPE_CHECKING:
     from pipeline.dispatch import Lease, WorkerRouter
 
 log = logging.getLogger(__name__)
+
+
+class PrefillOutcome(enum.Enum):
+    """How a request of a disaggregated model was prefilled; counted once per attempt, when the attempt is over."""
+
+    REMOTE = "remote"
+    LOCAL = "local"
+    """The decode worker prefilled itself: no prefill worker was left, or prefill pinned nothing."""
+    BYPASSED = "bypassed"
+    """One token was asked for: a prefill worker answered alone."""
+    TERMINAL = "terminal"
+    """Prefill was the answer."""
+    FAILED = "failed"
+    """The attempt failed, in whichever leg."""
+    TAIL_CUT = "tail_cut"
+    """The answer was complete, prefill still running after `prefill_tail_s`."""
 
 
 def _drop(outputs: Sequence[LLMEngineOutput]) -> None:
@@ -48,9 +64,10 @@ class Gate:
 
 
 class SequentialPair:
-    """Prefill first, then decode with what prefill gave (vLLM, TensorRT-LLM, native).
+    """Prefill first, then decode with what prefill gave.
 
-    Owns both leases from its making; `close` or the task made by `let_go` releases them.
+    Owns both leases from its making: `let_go` releases them, at once or by the task that it makes. `outcome` is None
+    until it is known how the prompt was prefilled.
     """
 
     __slots__ = (
@@ -60,10 +77,13 @@ class SequentialPair:
         "context",
         "decode",
         "decode_lease",
+        "decode_worker",
         "handoff",
+        "outcome",
         "outputs",
         "prefill",
         "request",
+        "void",
     )
 
     def __init__(
@@ -81,12 +101,18 @@ class SequentialPair:
         self.request = request
         self.context = context
         self.outputs: list[LLMEngineOutput] = []
-        self.prefill = router.reading(
-            prefill_lease, replace(request, phase=RequestPhase.PREFILL), context, self.outputs.extend
-        )
+        self.prefill = router.reading(prefill_lease, replace(request, phase=RequestPhase.PREFILL), context, self._take)
         self.decode_lease: Lease | None = decode_lease
+        self.decode_worker: Worker = decode_lease.worker
         self.decode: Reading[LLMEngineOutput] | None = None
         self.handoff: PrefillResult | None = None
+        self.void = False
+        """No further decode call can use the hand-off, be it for the answer or to free the blocks."""
+        self.outcome: PrefillOutcome | None = None
+
+    @property
+    def prefill_worker(self) -> Worker:
+        return self.prefill.lease.worker
 
     # ---- the two legs
 
@@ -94,9 +120,14 @@ class SequentialPair:
         """Reads prefill's reply to its end. What it gives, as `EngineAdapter.handoff` says."""
         await self.prefill.open()
         await self.prefill.wait()
-        return self.take_handoff()
+        return self._take_handoff()
 
-    def take_handoff(self) -> LLMEngineOutput | PrefillResult | None:
+    def _take(self, outputs: Sequence[LLMEngineOutput]) -> None:
+        if not self.outputs:
+            self.context.tracker.record_prefill_complete()
+        self.outputs += outputs
+
+    def _take_handoff(self) -> LLMEngineOutput | PrefillResult | None:
         lease = self.prefill.lease
         if not self.outputs:
             raise self._router.record(IncompleteReply("prefill returned no output"), lease, self.context)
@@ -119,18 +150,25 @@ class SequentialPair:
 
     async def run_decode(self) -> None:
         """Decodes with the hand-off in hand (or without, when nothing was pinned)."""
-        assert self.decode_lease is not None
+        lease = self.decode_lease
+        assert lease is not None
         self._decode_failed = False
-        self.decode = self._router.reading(self.decode_lease, self.decode_request(), self.context, self._gate)
+        decode = self.decode = self._router.reading(lease, self._decode_request(), self.context, self._gate)
         try:
-            await self.decode.open()
-            await self.decode.wait()
-        except GatewayError:
-            self._decode_failed = True
+            await decode.open()
+            await decode.wait()
+        except Enough:
+            self._router.succeeded(lease)
             raise
-        self._router.succeeded(self.decode_lease)
+        except GatewayError as error:
+            self._decode_failed = not decode.running
+            freed = decode.refused and lease.adapter.refusal_frees(self.request)
+            # What one worker refuses as the client's fault, no other takes.
+            self.void = self.handoff is not None and (freed or isinstance(error, InvalidRequest))
+            raise
+        self._router.succeeded(lease)
 
-    def decode_request(self) -> PreprocessedRequest:
+    def _decode_request(self) -> PreprocessedRequest:
         return replace(
             self.request,
             prefill_result=self.handoff,
@@ -145,19 +183,29 @@ class SequentialPair:
             self.decode = None
         if self.decode_lease is not None:
             self.decode_lease.release()
-        self.decode_lease = lease
+        self.decode_lease, self.decode_worker = lease, lease.worker
 
     # ---- the end
 
-    def may_be_pinned(self) -> bool:
-        """Prefill may hold blocks that only a decode worker's read, or its lease's end, frees."""
-        if self.prefill.began_at is None or (self.prefill.lease.adapter.release_at is Release.NONE):
-            return False
-        if not self.prefill.ended:
-            return True
-        return self.handoff is not None and not self._released()
+    def let_go(self) -> None:
+        """The attempt is over, well or not, or its client has left: detaches, and sees to the release. Synchronous."""
+        self._gate.shut()
+        if self._may_be_pinned():
+            self.prefill.outlive()
+            self.context.background.spawn(self._release(), "release-kv")
+        else:
+            self._close()
 
-    def _released(self) -> bool:
+    def _may_be_pinned(self) -> bool:
+        """Prefill may hold blocks that only a decode worker's read, or its lease's end, frees."""
+        prefill = self.prefill
+        if prefill.began_at is None or prefill.refused or prefill.lease.adapter.release_at is Release.NONE:
+            return False
+        if prefill.running:
+            return True
+        return self.handoff is not None and not self.void and not self._freed()
+
+    def _freed(self) -> bool:
         """Decode got as far as its engine needs to free prefill's blocks."""
         decode = self.decode
         if decode is None:
@@ -165,17 +213,8 @@ class SequentialPair:
         first = self._decode_failed or self.prefill.lease.adapter.release_at is Release.FIRST_TOKEN
         return decode.outputs_seen if first else decode.taken
 
-    def let_go(self) -> None:
-        """The client has left, or the attempt failed: detach, and see to the release. Synchronous."""
-        self._gate.shut()
-        if self.may_be_pinned():
-            self.context.background.spawn(self._release(), "release-kv")
-        else:
-            self.close()
-
-    def close(self) -> None:
+    def _close(self) -> None:
         """Ends both legs and frees both leases, in this step."""
-        self._gate.shut()
         self.prefill.close()
         self.prefill.lease.release()
         if self.decode is not None:
@@ -184,37 +223,52 @@ class SequentialPair:
             self.decode_lease.release()
             self.decode_lease = None
 
+    # ---- hard rule 3
+
     async def _release(self) -> None:
-        """Hard rule 3: reads prefill's reply to its end and lets a decode worker fetch, and so free, the pinned KV."""
+        """Reads prefill's reply to its end and lets a decode worker fetch, and so free, the pinned KV."""
         try:
-            if not self.prefill.ended:
+            if self.prefill.running:
                 await self.prefill.wait()
-                self.take_handoff()
+                self._take_handoff()
             if self.handoff is not None and not self.too_old():
                 await self._fetch()
         except GatewayError as error:
             log.info("request %s: pinned KV is left to its lease: %s", self.context.request_id, error)
         finally:
-            self.close()
+            self._close()
 
     async def _fetch(self) -> None:
         decode = self.decode
-        if decode is None or self._decode_failed or not decode.sent:
-            context = self.context.released()
-            self.next_decode(self._decode_lease_for_release(context))
-            assert self.decode_lease is not None
-            decode = self.decode = self._router.reading(self.decode_lease, self.decode_request(), context, _drop)
-            await decode.open()
+        if decode is not None and decode.running:
+            decode.outlive()
         else:
-            decode.leave_flow()
-        self._stop_when_fetched(decode)
+            decode = await self._send_fetching()
+        if self.prefill.lease.adapter.release_at is Release.HEADERS:
+            decode.sink_to(_drop)
+            decode.stop_at_head(self)
+        else:
+            decode.sink_to(self._enough)
         try:
             await decode.wait()
         except Enough as enough:
             if enough.owner is not self:
                 raise
 
-    def _decode_lease_for_release(self, context: RequestContext) -> Lease:
+    async def _send_fetching(self) -> Reading[LLMEngineOutput]:
+        """A decode call for the sake of its reading the KV: one token, and nothing that would keep its reply back."""
+        context, request = self.context.released(), self._decode_request()
+        one_token = replace(request.stop_conditions, max_tokens=1, min_tokens=None)
+        plain = replace(request.output_options, prompt_logprobs=None)
+        lease = self._lease_for_release(context)
+        self.next_decode(lease)
+        decode = self.decode = self._router.reading(
+            lease, replace(request, stop_conditions=one_token, output_options=plain), context, _drop
+        )
+        await decode.open()
+        return decode
+
+    def _lease_for_release(self, context: RequestContext) -> Lease:
         """The lease in hand if its worker has not failed, else one on another worker that can pair."""
         lease = self.decode_lease
         if lease is not None and not self._decode_failed:
@@ -222,146 +276,8 @@ class SequentialPair:
             return lease
         if lease is not None:
             context.migration.record_failure(lease.worker.id, None)
-        keys = frozenset({self.prefill.lease.worker.pair_key()})
+        keys = frozenset({self.prefill_worker.pair_key()})
         return self._router.reserve(self.request, Leg.DECODE, context, pair_keys=keys)
-
-    def _stop_when_fetched(self, decode: Reading[LLMEngineOutput]) -> None:
-        if self.prefill.lease.adapter.release_at is Release.HEADERS:
-            decode.sink_to(_drop)
-            decode.stop_at_head(self)
-        else:
-            decode.sink_to(self._enough)
 
     def _enough(self, outputs: Sequence[LLMEngineOutput]) -> None:
         raise Enough(self)
-
-
-class ConcurrentPair:
-    """Both legs at once, tied by a bootstrap that was drawn before either was sent (SGLang).
-
-    A prefill failure interrupts decode at once; a decode success waits for prefill's end (hard rules 1 and 2).
-    """
-
-    __slots__ = (
-        "_gate",
-        "_held",
-        "_prefill_error",
-        "_router",
-        "_wants_prompt_logprobs",
-        "context",
-        "decode",
-        "outputs",
-        "prefill",
-    )
-
-    def __init__(
-        self,
-        router: WorkerRouter,
-        prefill_lease: Lease,
-        decode_lease: Lease,
-        request: PreprocessedRequest,
-        context: RequestContext,
-        sink: Sink[LLMEngineOutput],
-    ) -> None:
-        self._router = router
-        self._gate = Gate(sink)
-        self._held: list[LLMEngineOutput] | None = None
-        self._prefill_error: GatewayError | None = None
-        self.context = context
-        self.outputs: list[LLMEngineOutput] = []
-        decode_sink: Sink[LLMEngineOutput] = self._gate
-        if request.output_options.prompt_logprobs is not None:
-            self._held, decode_sink = [], self._hold
-        self.prefill = router.reading(
-            prefill_lease, replace(request, phase=RequestPhase.PREFILL), context, self.outputs.extend
-        )
-        self.decode = router.reading(decode_lease, replace(request, phase=RequestPhase.DECODE), context, decode_sink)
-
-    async def run(self, tail_s: float) -> bool:
-        """Runs both legs. False when prefill was still running `tail_s` seconds after the answer was complete."""
-        await self.prefill.open()
-        watch = asyncio.create_task(self._read_prefill())
-        try:
-            await self.decode.open()
-            if self._prefill_error is not None:
-                raise self._prefill_error
-            enough = await self._read_decode()
-            in_time = await self._prefill_ended(watch, tail_s)
-        finally:
-            watch.cancel()
-        if enough is not None:
-            raise enough
-        return in_time
-
-    async def _read_decode(self) -> Enough | None:
-        """Decode's reply to its end; an `Enough` that passes is a success as well, and is handed back."""
-        try:
-            await self.decode.wait()
-        except Enough as enough:
-            return enough
-        self._router.succeeded(self.decode.lease)
-        return None
-
-    async def _prefill_ended(self, watch: asyncio.Task[None], tail_s: float) -> bool:
-        done, _ = await asyncio.wait([watch], timeout=tail_s)
-        if self._prefill_error is not None:
-            raise self._prefill_error
-        return bool(done)
-
-    async def _read_prefill(self) -> None:
-        """Reads prefill's reply; its failure becomes decode's, its prompt logprobs go in front of decode's outputs."""
-        lease = self.prefill.lease
-        try:
-            await self.prefill.wait()
-            if not self.outputs:
-                raise self._router.record(IncompleteReply("prefill returned no output"), lease, self.context)
-            lease.adapter.handoff(self.outputs)
-        except GatewayError as error:
-            self._prefill_error = self._router.record(error, lease, self.context)
-            self.decode.fail(self._prefill_error)
-            return
-        self._router.succeeded(lease)
-        self.context.tracker.record_prefill_complete()
-        self._let_held_pass()
-
-    def _hold(self, outputs: Sequence[LLMEngineOutput]) -> None:
-        if self._held is None:
-            self._gate(outputs)
-        else:
-            self._held += outputs
-
-    def _let_held_pass(self) -> None:
-        """Hard rule 10: decode's outputs waited for the prompt's logprobs, which only prefill computes."""
-        held, self._held = self._held, None
-        if held is None:
-            return
-        data = next((output.engine_data for output in self.outputs if output.engine_data), None)
-        if not held:
-            held = [LLMEngineOutput()]
-        held[0].engine_data = data
-        try:
-            self._gate(held)
-        except Enough as enough:
-            self.decode.fail(enough)
-
-    def close(self) -> None:
-        """Ends both legs and frees both leases, in this step."""
-        self._gate.shut()
-        for reading in (self.prefill, self.decode):
-            reading.close()
-            reading.lease.release()
-
-    def let_go(self) -> None:
-        """Closes both calls; whoever did not end by itself is told to abort, by a task of the application."""
-        unfinished = [reading for reading in (self.prefill, self.decode) if reading.sent and not reading.ended_well]
-        self.close()
-        if unfinished:
-            self.context.background.spawn(self._abort(unfinished), "abort-pair")
-
-    async def _abort(self, readings: Sequence[Reading[LLMEngineOutput]]) -> None:
-        for reading in readings:
-            for call in reading.lease.adapter.abort_calls(reading.lease.ids):
-                try:
-                    await self._router.post(reading.lease.worker, call)
-                except GatewayError as error:
-                    log.info("request %s: abort was not delivered: %s", self.context.request_id, error)

@@ -8,9 +8,17 @@ from typing import Generic, Protocol, TypeVar
 
 from pipeline.context import RequestContext
 from pipeline.service import Service, Sink
-from protocols.errors import CannotConnect, GatewayError, NoAvailableWorkers, Overloaded, WorkerBusy
+from protocols.errors import (
+    CannotConnect,
+    DeadlineExceeded,
+    GatewayError,
+    InvalidRequest,
+    Unavailable,
+    WorkerBusy,
+)
 from protocols.outputs import BackendOutput, DecoderCheckpoint, FinishReason, LLMEngineOutput
 from protocols.preprocessed import PreprocessedRequest
+from workers.client import push
 
 Output = TypeVar("Output", LLMEngineOutput, BackendOutput)
 
@@ -59,10 +67,13 @@ class Replay(Generic[Output]):
         self._checkpoint = outputs[-1].jailed_text
 
     def attempt(self) -> PreprocessedRequest:
-        """The next attempt: prompt plus what was shown, that much less to come, the decoder's checkpoint as seed."""
+        """The next attempt: prompt plus what was shown, that much less to come, the decoder's checkpoint as seed.
+
+        The prompt's logprobs came with the first output: they are not asked for again.
+        """
         if not self._shown:
             return self.request
-        stop = self.request.stop_conditions
+        stop, output = self.request.stop_conditions, self.request.output_options
         count = len(self._shown)
         return replace(
             self.request,
@@ -72,6 +83,7 @@ class Replay(Generic[Output]):
                 max_tokens=None if stop.max_tokens is None else max(stop.max_tokens - count, 0),
                 min_tokens=None if stop.min_tokens is None else max(stop.min_tokens - count, 0),
             ),
+            output_options=output if output.prompt_logprobs is None else replace(output, prompt_logprobs=None),
             jail_seed=self._checkpoint,
             prefill_result=None,
             bootstrap_info=None,
@@ -141,28 +153,43 @@ class Migration(Generic[Output]):
             try:
                 await downstream(replay.attempt(), context, observe)
                 return
-            except (NoAvailableWorkers, Overloaded) as error:
-                raise self._exhausted(replay, context, error) from error
+            except Unavailable as error:
+                exhausted = self._exhausted(replay, context, error)
+                if exhausted is None:
+                    raise
+                raise exhausted from error
+            except InvalidRequest as error:
+                # After the first token it is our own making that is refused, which the client did not send.
+                last = context.migration.last_error
+                if last is None or not replay.shown:
+                    raise
+                raise last from error
             except GatewayError as error:
                 if replay.nothing_left() and error.retryable:
-                    sink([self._length_ending(replay.attempt())])
+                    push(sink, [self._length_ending(replay.attempt())])
                     return
                 if not replay.may_go_on(error):
                     raise
+                if context.deadline is not None and context.clock() > context.deadline:
+                    raise DeadlineExceeded("the request's deadline has passed") from error
                 self._observer.migrating("ongoing_request" if replay.shown else "new_request", error)
 
-    def _exhausted(self, replay: Replay[Output], context: RequestContext, error: GatewayError) -> GatewayError:
-        """Nobody is left: the stream's own failure once something was shown, else which kind of nothing."""
-        last = context.migration.last_error
-        if last is None:
-            return error
-        return last if replay.shown else context.migration.exhausted_error() or error
+    def _exhausted(self, replay: Replay[Output], context: RequestContext, error: Unavailable) -> GatewayError | None:
+        """Nobody is left after a failure: the stream's own failure once something was shown, else which kind of
+        nothing. None when nothing has failed before.
+        """
+        if replay.shown:
+            return context.migration.last_error
+        exhausted = context.migration.exhausted_error()
+        if exhausted is not None:
+            exhausted.retry_after = error.retry_after
+        return exhausted
 
 
 def _forget_cached_tokens(outputs: Sequence[LLMEngineOutput] | Sequence[BackendOutput]) -> None:
     """After a migration the engine's cache hits include our own replayed tokens: unknown, not a number."""
     for output in outputs:
-        if output.finish_reason is not None and output.completion_usage is not None:
+        if output.completion_usage is not None:
             output.completion_usage.prompt_tokens_details = None
 
 

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from pipeline.bootstrap import ConcurrentPair
 from pipeline.context import RequestContext
 from pipeline.dispatch import Lease, WorkerRouter
-from pipeline.handoff import ConcurrentPair, SequentialPair
+from pipeline.handoff import PrefillOutcome, SequentialPair
 from pipeline.service import Service, Sink
-from protocols.errors import Blame, CannotConnect, EngineFailure, GatewayError, Unavailable, WorkerBusy, WorkerFailure
+from protocols.errors import (
+    Blame,
+    CannotConnect,
+    EngineFailure,
+    Enough,
+    GatewayError,
+    Unavailable,
+    WorkerBusy,
+    WorkerFailure,
+)
 from protocols.outputs import CompletionUsage, LLMEngineOutput, PromptTokensDetails
 from protocols.preprocessed import PreprocessedRequest, RoutingHints
 from protocols.worker import Leg
+from workers.client import push
 
-
-class PrefillOutcome(enum.Enum):
-    """How a request of a disaggregated model was prefilled; counted once per attempt."""
-
-    REMOTE = "remote"
-    LOCAL = "local"
-    """The decode worker prefilled itself: no prefill worker was left, or prefill pinned nothing."""
-    BYPASSED = "bypassed"
-    """One token was asked for: a prefill worker answered alone."""
-    TERMINAL = "terminal"
-    """Prefill was the answer."""
-    FAILED = "failed"
-    TAIL_CUT = "tail_cut"
-    """The answer was complete, prefill still running after `prefill_tail_s`."""
+MOST_DECODES = 3
+"""Decode workers that one hand-off is offered to."""
 
 
 class PrefillObserver(Protocol):
@@ -39,33 +37,50 @@ class PrefillObserver(Protocol):
 class Ending:
     """Passes outputs up and withholds the finishing one, which goes up when the attempt has ended well.
 
-    `cached`: the prompt's cache hits as prefill reported them; they replace decode's own (hard rule 9).
+    `cached`: the prompt's cache hits as prefill reported them. They are told with the first output, since the last may
+    never come, and replace decode's own (hard rule 9).
     """
 
-    __slots__ = ("_sink", "cached", "output")
+    __slots__ = ("_enough", "_prompt_tokens", "_sink", "_told", "cached", "output")
 
-    def __init__(self, sink: Sink[LLMEngineOutput]) -> None:
+    def __init__(self, sink: Sink[LLMEngineOutput], prompt_tokens: int) -> None:
         self._sink = sink
+        self._prompt_tokens = prompt_tokens
+        self._told = False
+        self._enough: Enough | None = None
         self.cached: PromptTokensDetails | None = None
         self.output: LLMEngineOutput | None = None
 
     def __call__(self, outputs: Sequence[LLMEngineOutput]) -> None:
-        if outputs[-1].finish_reason is None:
+        last = outputs[-1]
+        if last.finish_reason is not None:
+            self.output, outputs = last, outputs[:-1]
+            if not outputs:
+                return
+        if not self._told:
+            self._told = True
+            if self.cached is not None and outputs[0].completion_usage is None:
+                outputs[0].completion_usage = self._prompt_usage()
+        try:
             self._sink(outputs)
-            return
-        self.output = outputs[-1]
-        if len(outputs) > 1:
-            self._sink(outputs[:-1])
+        except Enough as enough:
+            if self.output is None or not enough.takes_ending:
+                raise
+            self._enough = enough
 
-    def hand_up(self, prompt_tokens: int) -> None:
-        """Hands the finishing output up, if there was one."""
+    def hand_up(self) -> None:
+        """Hands the finishing output up, if there was one. Raises the `Enough` that was kept for it."""
         output = self.output
-        if output is None:
-            return
-        if self.cached is not None:
-            usage = output.completion_usage or CompletionUsage(prompt_tokens, 0, prompt_tokens)
-            output.completion_usage = replace(usage, prompt_tokens_details=self.cached)
-        self._sink([output])
+        if output is not None:
+            if self.cached is not None:
+                usage = output.completion_usage or self._prompt_usage()
+                output.completion_usage = replace(usage, prompt_tokens_details=self.cached)
+            push(self._sink, [output])
+        if self._enough is not None:
+            raise self._enough
+
+    def _prompt_usage(self) -> CompletionUsage:
+        return CompletionUsage(self._prompt_tokens, 0, self._prompt_tokens, self.cached)
 
 
 class PrefillRouter:
@@ -123,14 +138,21 @@ class PrefillRouter:
         try:
             pair_keys = frozenset({prefill.worker.pair_key()})
             return prefill, self._router.reserve(request, Leg.DECODE, context, pair_keys=pair_keys)
+        except Unavailable:
+            prefill.release()
+            if registry.has_aggregated(model):
+                return None
+            raise
         except GatewayError:
             prefill.release()
             raise
 
     def _may_prefill_locally(self) -> bool:
+        return self._prefers_local() or self._router.registry.has_aggregated(self._router.model)
+
+    def _prefers_local(self) -> bool:
         registry, model = self._router.registry, self._router.model
-        policy = self._policy or registry.default_prefill_policy(model)
-        return policy == "local" or registry.has_aggregated(model)
+        return (self._policy or registry.default_prefill_policy(model)) == "local"
 
     # ---- running
 
@@ -144,69 +166,77 @@ class PrefillRouter:
     ) -> None:
         request = _with_ranks(request, prefill, decode)
         context.tracker.record_workers(prefill.worker.id, prefill.rank, decode.worker.id, decode.rank)
-        ending = Ending(sink)
+        ending = Ending(sink, len(request.token_ids))
         bootstrap = prefill.adapter.bootstrap(prefill.ids, prefill.rank)
+        pair: SequentialPair | ConcurrentPair
+        if bootstrap is None:
+            pair = SequentialPair(self._router, prefill, decode, request, context, ending)
+            running = self._run_sequential(pair, ending)
+        else:
+            tied = replace(request, bootstrap_info=bootstrap)
+            pair = ConcurrentPair(self._router, prefill, decode, tied, context, ending)
+            running = self._run_concurrent(pair, ending)
         try:
-            if bootstrap is None:
-                await self._run_sequential(
-                    SequentialPair(self._router, prefill, decode, request, context, ending), ending
-                )
-            else:
-                tied = replace(request, bootstrap_info=bootstrap)
-                await self._run_concurrent(ConcurrentPair(self._router, prefill, decode, tied, context, ending))
+            await running
         except WorkerFailure as error:
-            self._observer.prefilled(PrefillOutcome.FAILED)
-            _blame_peer(error, prefill, decode, context)
+            pair.outcome = PrefillOutcome.FAILED
+            _blame_peer(error, pair, context)
             raise
-        ending.hand_up(len(request.token_ids))
-
-    async def _run_concurrent(self, pair: ConcurrentPair) -> None:
-        try:
-            in_time = await pair.run(self._router.deadlines.prefill_tail_s)
-            self._observer.prefilled(PrefillOutcome.REMOTE if in_time else PrefillOutcome.TAIL_CUT)
         finally:
             pair.let_go()
+            if pair.outcome is not None:
+                self._observer.prefilled(pair.outcome)
+        ending.hand_up()
+
+    async def _run_concurrent(self, pair: ConcurrentPair, ending: Ending) -> None:
+        await pair.run(self._router.deadlines.prefill_tail_s)
+        ending.cached = pair.cached
 
     async def _run_sequential(self, pair: SequentialPair, ending: Ending) -> None:
-        try:
-            given = await pair.run_prefill()
-            pair.context.tracker.record_prefill_complete()
-            if isinstance(given, LLMEngineOutput):
-                self._observer.prefilled(PrefillOutcome.TERMINAL)
-                _answer(given, ending)
-                return
-            if given is None:
-                self._observer.prefilled(PrefillOutcome.LOCAL)
-            else:
-                self._observer.prefilled(PrefillOutcome.REMOTE)
-                ending.cached = given.prompt_tokens_details
-            await self._decode(pair)
-        finally:
-            pair.let_go()
+        given = await pair.run_prefill()
+        if isinstance(given, LLMEngineOutput):
+            pair.outcome = PrefillOutcome.TERMINAL
+            _answer(given, ending)
+            return
+        if given is None:
+            pair.outcome = PrefillOutcome.LOCAL
+        else:
+            pair.outcome = PrefillOutcome.REMOTE
+            ending.cached = given.prompt_tokens_details
+        await self._decode(pair, ending)
 
-    async def _decode(self, pair: SequentialPair) -> None:
+    async def _decode(self, pair: SequentialPair, ending: Ending) -> None:
         """Decodes; a worker that refused before taking the request leaves the hand-off good for the next one."""
-        while True:
-            self._check_age(pair)
+        for _ in range(MOST_DECODES - 1):
+            self._check_age(pair, ending)
             try:
                 await pair.run_decode()
                 return
             except (CannotConnect, WorkerBusy) as error:
-                keys = frozenset({pair.prefill.lease.worker.pair_key()})
-                try:
-                    lease = self._router.reserve(pair.request, Leg.DECODE, pair.context, pair_keys=keys)
-                except Unavailable:
-                    raise error from None
-                pair.next_decode(lease)
+                if pair.void:
+                    raise
+                pair.next_decode(self._next_decode_worker(pair, error))
+        self._check_age(pair, ending)
+        await pair.run_decode()
 
-    def _check_age(self, pair: SequentialPair) -> None:
+    def _next_decode_worker(self, pair: SequentialPair, error: GatewayError) -> Lease:
+        keys = frozenset({pair.prefill_worker.pair_key()})
+        try:
+            lease = self._router.reserve(pair.request, Leg.DECODE, pair.context, pair_keys=keys)
+        except GatewayError:
+            raise error from None
+        pair.context.tracker.record_worker(Leg.DECODE, lease.worker.id, lease.rank)
+        return lease
+
+    def _check_age(self, pair: SequentialPair, ending: Ending) -> None:
         """Hard rule 8."""
         if pair.handoff is None or not pair.too_old():
             return
-        if not self._may_prefill_locally():
+        decode = pair.decode_lease
+        if decode is None or not self._prefers_local() or not decode.adapter.plain(decode.worker.role):
             raise EngineFailure("the hand-off is too old to be read safely", blame=Blame.NOBODY)
-        pair.handoff = None
-        self._observer.prefilled(PrefillOutcome.LOCAL)
+        pair.handoff = ending.cached = None
+        pair.outcome = PrefillOutcome.LOCAL
 
 
 def _with_ranks(request: PreprocessedRequest, prefill: Lease, decode: Lease) -> PreprocessedRequest:
@@ -223,11 +253,12 @@ def _answer(given: LLMEngineOutput, ending: Ending) -> None:
         finish_reason=given.finish_reason, stop_reason=given.stop_reason, completion_usage=given.completion_usage
     )
     given.finish_reason = given.stop_reason = given.completion_usage = given.disaggregated_params = None
-    ending([given, finish])
+    push(ending, [given, finish])
 
 
-def _blame_peer(error: WorkerFailure, prefill: Lease, decode: Lease, context: RequestContext) -> None:
+def _blame_peer(error: WorkerFailure, pair: SequentialPair | ConcurrentPair, context: RequestContext) -> None:
     """Excludes the other worker too where the failing one says that its peer, or the pair, is at fault."""
     if error.blame in (Blame.PEER, Blame.PAIR):
-        peer = prefill if error.worker_id == decode.worker.id else decode
-        context.migration.record_failure(peer.worker.id, error)
+        failed_prefill = error.worker_id == pair.prefill_worker.id
+        peer = pair.decode_worker if failed_prefill else pair.prefill_worker
+        context.migration.record_failure(peer.id, error)

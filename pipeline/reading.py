@@ -7,95 +7,43 @@ the worker is its `Talk`'s; it knows nothing of retries beyond HTTP's own (a poo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from engines.base import Call
 from pipeline.context import RequestContext
 from pipeline.service import Sink
-from protocols.errors import (
-    DeadlineExceeded,
-    Disconnected,
-    Enough,
-    GatewayError,
-    WorkerFailure,
-    WorkerSilent,
-)
-from protocols.outputs import LLMEngineOutput
-from protocols.preprocessed import PreprocessedRequest
-from protocols.worker import Leg
-from workers.client import Exchange
+from pipeline.talk import Parser, Talk
+from protocols.errors import DeadlineExceeded, Disconnected, Enough, GatewayError, WorkerFailure, WorkerSilent
+from workers.client import Exchange, push
 
 if TYPE_CHECKING:
     from pipeline.dispatch import Lease, WorkerRouter
 
 MAX_REFUSAL_BYTES = 1024 * 1024
 
-
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Parser(Protocol[T_co]):
-    """`engines.base.ReplyParser`, for outputs of any kind."""
-
-    @property
-    def error(self) -> GatewayError | None: ...
-    @property
-    def done(self) -> bool: ...
-    @property
-    def finish_seen(self) -> bool: ...
-    def feed(self, data: bytes, /) -> Sequence[T_co]: ...
-    def end(self) -> Sequence[T_co]: ...
-
-
-class Talk(Protocol[T_co]):
-    """What is said to the worker, and how its reply is read. `prompt_tokens` sets the first token's deadline."""
-
-    @property
-    def prompt_tokens(self) -> int: ...
-    def call(self, lease: Lease, /) -> Call: ...
-    def parser(self, lease: Lease, /) -> Parser[T_co]: ...
-
-
-class TokenTalk:
-    """A request of token ids: the prefill leg's call, or the one that brings the answer."""
-
-    __slots__ = ("request",)
-
-    def __init__(self, request: PreprocessedRequest) -> None:
-        self.request = request
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.request.token_ids)
-
-    def call(self, lease: Lease) -> Call:
-        speak = lease.adapter.prefill_call if lease.for_handoff else lease.adapter.generate_call
-        return speak(self.request, lease.ids)
-
-    def parser(self, lease: Lease) -> Parser[LLMEngineOutput]:
-        return lease.adapter.parser(self.request, Leg.PREFILL if lease.for_handoff else Leg.DECODE)
 
 
 class Reading(Generic[T]):
     """`open` sends, `wait` returns when the answer is complete, `close` ends it in this same step.
 
     `taken`: the worker has answered 200, so it has the request. `outputs_seen`: an output has come. Cancelling `wait`
-    leaves the reply running: whoever owns the reading closes it, or goes on waiting.
+    leaves the reply running, as does the request's deadline: who owns the reading closes it, or goes on waiting.
     """
 
     __slots__ = (
         "_call",
         "_exchange",
+        "_failure",
         "_head_owner",
-        "_last_output_at",
-        "_outputs",
         "_parser",
         "_refusal",
+        "_refusal_size",
         "_router",
-        "_sent_at",
+        "_since",
         "_sink",
         "_status",
+        "_ticked_at",
         "context",
         "lease",
         "outputs_seen",
@@ -119,12 +67,17 @@ class Reading(Generic[T]):
         self._call = Call("")
         self._exchange: Exchange | None = None
         self._parser: Parser[T] | None = None
+        self._failure: BaseException | None = None
         self._head_owner: object = None
         self._status = 0
         self._refusal: list[bytes] = []
-        self._sent_at = self._last_output_at = 0.0
+        self._refusal_size = 0
+        # When the worker last did anything: a pause on our side moves it on.
+        self._since = self._ticked_at = 0.0
         self.taken = False
         self.outputs_seen = False
+
+    # ---- how far it is
 
     @property
     def began_at(self) -> float | None:
@@ -141,26 +94,24 @@ class Reading(Generic[T]):
         return self._exchange is not None and self._exchange.finished
 
     @property
+    def running(self) -> bool:
+        """The call was sent, and its reply is not over."""
+        return self._exchange is not None and not self._exchange.finished
+
+    @property
+    def refused(self) -> bool:
+        """The worker has answered something else than 200."""
+        return self._status not in (0, 200)
+
+    @property
     def ended_well(self) -> bool:
         """The worker said its finish (or ended its unary reply): it holds nothing of this request any more."""
         return self.ended and self._parser is not None and self._parser.finish_seen
 
-    def leave_flow(self) -> None:
-        """The client's pace no longer matters to this reply."""
-        if self._exchange is not None:
-            self.context.flow.leave(self._exchange)
-            self._exchange.resume()
-        self.context = self.context.released()
-
-    def stop_at_head(self, owner: object) -> None:
-        """End by `Enough(owner)` as soon as the worker has answered 200; at once if it has."""
-        self._head_owner = owner
-        if self.taken and self._exchange is not None:
-            self._exchange.fail(Enough(owner))
-
-    def sink_to(self, sink: Sink[T]) -> None:
-        """From now on outputs go to `sink`."""
-        self._sink = sink
+    @property
+    def abandoned(self) -> bool:
+        """The worker may still be at it when the call is closed now: it took the call, and has not said its finish."""
+        return self.sent and not self.refused and not self.ended_well
 
     # ---- the call
 
@@ -169,16 +120,21 @@ class Reading(Generic[T]):
         await self._send(fresh=False)
 
     async def _send(self, *, fresh: bool) -> None:
+        if self._failure is not None:
+            raise self._failure
         call = self._call = self.talk.call(self.lease)
         self._parser = self.talk.parser(self.lease)
-        self._refusal = []
+        self._refusal, self._refusal_size, self._status = [], 0, 0
         try:
-            self._exchange = await self._router.client.send(self.lease.worker.url, call, self, fresh=fresh)
+            exchange = self._exchange = await self._router.client.send(self.lease.worker.url, call, self, fresh=fresh)
         except WorkerFailure as error:
             raise self._failed(error) from error.__cause__
-        self._sent_at = self._last_output_at = self._router.clock()
+        if self._failure is not None:
+            exchange.close()
+            raise self._failure
+        self._since = self._ticked_at = self._router.clock()
         if not self.lease.for_handoff:
-            self.context.flow.join(self._exchange)
+            self.context.flow.join(exchange)
         self._router.ticker.add(self)
 
     async def wait(self) -> None:
@@ -189,6 +145,8 @@ class Reading(Generic[T]):
             try:
                 await exchange.wait()
             except Disconnected as error:
+                if error is self._failure:
+                    raise self._failed(error) from error.__cause__
                 if exchange.reused and exchange.began_at is None:
                     await self._again(fresh=True)
                     continue
@@ -211,16 +169,17 @@ class Reading(Generic[T]):
         learnt = self.lease.adapter.learn(self._call, self._status, body)
         if learnt is None:
             raise self._failed(self.lease.adapter.rejection(self._status, body))
-        self.lease.adapter = self._router.learn(learnt)
+        self._router.learn(self.lease, learnt)
         await self._again(fresh=False)
 
     def _over(self, broken: Disconnected | None) -> None:
         """The reply has ended; after a finish was seen, it ended well whatever else happened."""
+        self._leave()
         parser = self._parser
         assert parser is not None
         outputs = parser.end()
         if outputs:
-            self._push(outputs)
+            push(self._push, outputs)
         if parser.error is not None:
             raise self._failed(broken if broken is not None and not parser.done else parser.error)
 
@@ -230,11 +189,36 @@ class Reading(Generic[T]):
         if self._exchange is not None:
             self._exchange.close()
 
-    def fail(self, error: GatewayError | Enough) -> None:
-        """Ends the call by `error`, which comes out of `wait`."""
-        if self._exchange is not None and not self._exchange.finished:
-            self._leave()
+    def fail(self, error: BaseException) -> None:
+        """Ends the call by `error`, which comes out of `wait`, or out of `open` where it is just being sent.
+
+        A reply that is over stays as it ended.
+        """
+        self._failure = error
+        self._leave()
+        if self._exchange is not None:
             self._exchange.fail(error)
+
+    # ---- for one that outlives its client
+
+    def outlive(self) -> None:
+        """The client is gone: neither its pace nor its deadline matters to this reply any more."""
+        if self.running:
+            assert self._exchange is not None
+            self.context.flow.leave(self._exchange)
+            self._exchange.resume()
+            self._router.ticker.add(self)
+        self.context = self.context.released()
+
+    def stop_at_head(self, owner: object) -> None:
+        """End by `Enough(owner)` as soon as the worker has answered 200; at once if it has."""
+        self._head_owner = owner
+        if self.taken and self._exchange is not None:
+            self._exchange.fail(Enough(owner))
+
+    def sink_to(self, sink: Sink[T]) -> None:
+        """From now on outputs go to `sink`."""
+        self._sink = sink
 
     def _leave(self) -> None:
         self._router.ticker.discard(self)
@@ -252,8 +236,9 @@ class Reading(Generic[T]):
 
     def data(self, data: bytes) -> None:
         if self._status != 200:
-            if sum(map(len, self._refusal)) < MAX_REFUSAL_BYTES:
+            if self._refusal_size < MAX_REFUSAL_BYTES:
                 self._refusal.append(data)
+                self._refusal_size += len(data)
             return
         parser, exchange = self._parser, self._exchange
         assert parser is not None
@@ -269,25 +254,29 @@ class Reading(Generic[T]):
     def _push(self, outputs: Sequence[T]) -> None:
         self.outputs_seen = True
         if self._exchange is not None and self._exchange.read_at is not None:
-            self._last_output_at = self._exchange.read_at
+            self._since = self._exchange.read_at
         self._sink(outputs)
 
     # ---- deadlines
 
     def tick(self, now: float) -> None:
-        if not self.lease.for_handoff and self.context.flow.paused:
-            self._last_output_at = now
+        quiet_from, self._ticked_at = max(self._since, self._ticked_at), now
+        deadline = self.context.deadline
+        if deadline is not None and now > deadline:
+            if self._exchange is not None:
+                self._exchange.interrupt(DeadlineExceeded("the request's deadline has passed"))
             return
-        if self.context.deadline is not None and now > self.context.deadline:
-            self.fail(DeadlineExceeded("the request's deadline has passed"))
+        if not self.lease.for_handoff and self.context.flow.paused:
+            self._since += now - quiet_from
             return
         limits = self._router.deadlines
-        if not self.outputs_seen:
+        if self.outputs_seen:
+            if now - self._since > limits.between_tokens_s:
+                self.fail(WorkerSilent(f"the worker sent nothing for {limits.between_tokens_s:.0f} s"))
+        elif self._call.streams or self.lease.for_handoff:
             limit = limits.first_output(self.talk.prompt_tokens)
-            if now - self._sent_at > limit:
+            if now - self._since > limit:
                 self.fail(WorkerSilent(f"the worker sent no token within {limit:.0f} s"))
-        elif now - self._last_output_at > limits.between_tokens_s:
-            self.fail(WorkerSilent(f"the worker sent nothing for {limits.between_tokens_s:.0f} s"))
 
     # ---- failures
 

@@ -16,8 +16,9 @@ from engines.openai_text import forward_call
 from pipeline.context import RequestContext
 from pipeline.dispatch import Lease, WorkerRouter
 from pipeline.migration import Observer
-from pipeline.reading import Parser, Reading
+from pipeline.reading import Reading
 from pipeline.service import Sink
+from pipeline.talk import Parser
 from protocols.errors import GatewayError, NoAvailableWorkers, Overloaded
 from protocols.preprocessed import PreprocessedRequest, RoutingHints
 from protocols.worker import Leg

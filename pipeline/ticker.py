@@ -33,13 +33,20 @@ class Ticker:
     def discard(self, watch: Watch) -> None:
         self._watches.pop(watch, None)
 
-    def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+    def tick(self, now: float) -> None:
+        """Calls every watch that is still there when its turn comes. `now` in the loop's time."""
         for watch in list(self._watches):
             if watch in self._watches:
                 watch.tick(now)
-        self._timer = loop.call_later(self._period_s, self._tick) if self._watches else None
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        try:
+            self.tick(loop.time())
+        finally:
+            if self._watches and self._timer is None:
+                self._timer = loop.call_later(self._period_s, self._tick)
 
     def close(self) -> None:
         self._watches.clear()

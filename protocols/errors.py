@@ -49,7 +49,8 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
+    """Whether another attempt may go better; of the class, unless the place that an error came from says otherwise."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -199,11 +200,15 @@ class WorkerMisconfigured(WorkerFailure):
 
 
 class Enough(Exception):
-    """Raised by a sink that wants no more outputs. Whoever raised it catches it around its own `await`."""
+    """Raised by a sink that wants no more outputs. Whoever raised it catches it around its own `await`.
 
-    def __init__(self, owner: object) -> None:
+    `takes_ending`: the finishing output is still welcome where the same read brought it.
+    """
+
+    def __init__(self, owner: object, *, takes_ending: bool = False) -> None:
         super().__init__()
         self.owner = owner
+        self.takes_ending = takes_ending
 
 
 class SinkFailed(Exception):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Protocol
+from typing import ParamSpec, Protocol
 from urllib.parse import urlsplit
 
 import httptools
@@ -22,6 +22,18 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_IDLE_S = 4.0
 """Stock workers close idle connections after 5 s (uvicorn's default): ours must be gone before."""
 DRAIN_S = 1.0
+
+P = ParamSpec("P")
+
+
+def push(step: Callable[P, None], *what: P.args, **named: P.kwargs) -> None:
+    """Calls a sink or a reader, whose errors say nothing about a worker: they come out as `Enough` or SinkFailed."""
+    try:
+        step(*what, **named)
+    except (Enough, SinkFailed):
+        raise
+    except Exception as error:
+        raise SinkFailed(str(error)) from error
 
 
 class Reader(Protocol):
@@ -56,7 +68,7 @@ class Exchange:
         self.reused = connection.reused
         self._connection: _Connection | None = connection
         self._reader: Reader | None = reader
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[BaseException | None] | None = None
         self._error: BaseException | None = None
         self.finished = False
         self.status = 0
@@ -68,9 +80,16 @@ class Exchange:
         """Returns when the reply is complete; raises what ended it. Cancelling it leaves the exchange running."""
         if not self.finished:
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            interruption = await self._waiter
+            if interruption is not None and not self.finished:
+                raise interruption
         if self._error is not None:
             raise self._error
+
+    def interrupt(self, error: BaseException) -> None:
+        """Raises `error` in whoever waits; the exchange runs on, as after a cancel. Nobody waits: nothing happens."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(error)
 
     def finish(self) -> None:
         """The reader has all it wants: the exchange is complete, what is left of the reply is read and dropped."""
@@ -123,13 +142,9 @@ class Exchange:
 
     def _push(self, step: Callable[..., None], *what: object) -> None:
         try:
-            step(*what)
-        except Enough as enough:
-            self.fail(enough)
-        except Exception as error:
-            failed = SinkFailed(str(error))
-            failed.__cause__ = error
-            self.fail(failed)
+            push(step, *what)
+        except (Enough, SinkFailed) as ended:
+            self.fail(ended)
 
     def _complete(self) -> None:
         self._connection = None

@@ -1,0 +1,59 @@
+"""What is said to a worker, and how its reply is read: the two questions that a `Reading` does not answer itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from engines.base import Call
+from protocols.errors import GatewayError
+from protocols.outputs import LLMEngineOutput
+from protocols.preprocessed import PreprocessedRequest
+from protocols.worker import Leg
+
+if TYPE_CHECKING:
+    from pipeline.dispatch import Lease
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Parser(Protocol[T_co]):
+    """`engines.base.ReplyParser`, for outputs of any kind."""
+
+    @property
+    def error(self) -> GatewayError | None: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def finish_seen(self) -> bool: ...
+    def feed(self, data: bytes, /) -> Sequence[T_co]: ...
+    def end(self) -> Sequence[T_co]: ...
+
+
+class Talk(Protocol[T_co]):
+    """What is said to the worker, and how its reply is read. `prompt_tokens` sets the first token's deadline."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    def call(self, lease: Lease, /) -> Call: ...
+    def parser(self, lease: Lease, /) -> Parser[T_co]: ...
+
+
+class TokenTalk:
+    """A request of token ids: the prefill leg's call, or the one that brings the answer."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: PreprocessedRequest) -> None:
+        self.request = request
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.token_ids)
+
+    def call(self, lease: Lease) -> Call:
+        speak = lease.adapter.prefill_call if lease.for_handoff else lease.adapter.generate_call
+        return speak(self.request, lease.ids)
+
+    def parser(self, lease: Lease) -> Parser[LLMEngineOutput]:
+        return lease.adapter.parser(self.request, Leg.PREFILL if lease.for_handoff else Leg.DECODE)

@@ -1,0 +1,15 @@
+"""The rig of every test here, and proof that each test leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.pipeline.rig import Rig
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with Rig() as rig:
+        yield rig
