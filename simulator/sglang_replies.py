@@ -176,7 +176,22 @@ def model_info(options: SimulatorOptions) -> dict[str, Any]:
 
 def server_info(options: SimulatorOptions, port: int, bootstrap_port: int, seed: int) -> dict[str, Any]:
     """The keys that anyone outside reads, of the 550 that the real server tells."""
-    own = {
+    own = _launch_arguments(options, port, bootstrap_port, seed)
+    return {
+        **own,
+        "status": "ready",
+        "max_total_num_tokens": options.blocks * options.block_size,
+        "max_req_input_len": options.context_length - 6,
+        "startup_time": {"load_weight": 0.0, "kv_cache_allocation": 0.0, "scheduler_e2e": 0.0},
+        "kv_events": None,
+        "internal_states": [{**own, "last_gen_throughput": 0.0} for _ in range(options.dp_size)],
+        "version": options.version or VERSION,
+        "frontend": "python",
+    }
+
+
+def _launch_arguments(options: SimulatorOptions, port: int, bootstrap_port: int, seed: int) -> dict[str, Any]:
+    return {
         "model_path": options.model_path or options.model,
         "tokenizer_path": options.model_path or options.model,
         "context_length": options.context_length,
@@ -204,17 +219,6 @@ def server_info(options: SimulatorOptions, port: int, bootstrap_port: int, seed:
         "disaggregation_transfer_backend": "mooncake",
         "disaggregation_bootstrap_port": bootstrap_port or 8998,
         "disaggregation_decode_enable_radix_cache": False,
-    }
-    return {
-        **own,
-        "status": "ready",
-        "max_total_num_tokens": options.blocks * options.block_size,
-        "max_req_input_len": options.context_length - 6,
-        "startup_time": {"load_weight": 0.0, "kv_cache_allocation": 0.0, "scheduler_e2e": 0.0},
-        "kv_events": None,
-        "internal_states": [{**own, "last_gen_throughput": 0.0} for _ in range(options.dp_size)],
-        "version": options.version or VERSION,
-        "frontend": "python",
     }
 
 

@@ -119,14 +119,8 @@ def read_request(kind: str, raw: bytes, options: SimulatorOptions, codec: Codec)
     longest = max(map(len, prompts))
     _check_lengths(prompts, longest, most, options)
     temperature = 1.0 if body.get("temperature") is None else float(body["temperature"])
-    if temperature < 0:
-        raise Invalid(_one(kind, "temperature", "Value error, temperature must be at least 0"))
-    n = int(body.get("n") or 1)
-    if n > 1 and temperature == 0:
-        raise Refused("n > 1 is not allowed with greedy sampling (temperature 0)")
-    disagg = body.get("disaggregated_params")
-    if disagg is not None and (len(prompts) > 1 or n > 1):
-        raise Refused("Disaggregated serving supports exactly one choice per request")
+    n, disagg = int(body.get("n") or 1), body.get("disaggregated_params")
+    _check_choices(kind, temperature, n, 0 if disagg is None else len(prompts) * n)
     stream_options = body.get("stream_options")
     stops = body.get("stop") or ()
     return TrtllmRequest(
@@ -151,6 +145,15 @@ def read_request(kind: str, raw: bytes, options: SimulatorOptions, codec: Codec)
         salt=str(body.get("cache_salt") or ""),
         disagg=disagg,
     )
+
+
+def _check_choices(kind: str, temperature: float, n: int, disaggregated: int) -> None:
+    if temperature < 0:
+        raise Invalid(_one(kind, "temperature", "Value error, temperature must be at least 0"))
+    if n > 1 and temperature == 0:
+        raise Refused("n > 1 is not allowed with greedy sampling (temperature 0)")
+    if disaggregated > 1:
+        raise Refused("Disaggregated serving supports exactly one choice per request")
 
 
 def _continuous(stream_options: Mapping[str, Any] | None, band: str) -> bool:

@@ -129,23 +129,7 @@ def read_chat(body: Mapping[str, Any], options: SimulatorOptions, codec: Codec) 
 
 def read_generate(body: Mapping[str, Any], options: SimulatorOptions) -> VllmRequest:
     values = typed(body, _BODY_KINDS)
-    ids = body.get("token_ids")
-    if ids is None:
-        raise missing("body.token_ids", body)
-    if not isinstance(ids, list):
-        raise type_error("list_type", "body.token_ids", "Input should be a valid list", ids)
-    if not ids:
-        raise type_error(
-            "too_short", "body.token_ids", "List should have at least 1 item after validation, not 0", ids,
-            "{'field_type': 'List', 'min_length': 1, 'actual_length': 0}",
-        )  # fmt: skip
-    if any(type(i) is not int for i in ids):
-        raise type_error("int_type", "body.token_ids.0", "Input should be a valid integer", ids)
-    if min(ids) < 0:
-        text = "token_ids must not contain negative values"
-        raise type_error(
-            "value_error", "body.token_ids", f"Value error, {text}", ids, f"{{'error': ValueError('{text}')}}"
-        )
+    ids = _token_ids(body)
     if not isinstance(body.get("sampling_params"), dict):
         raise missing("body.sampling_params", body)
     sampling = typed(body["sampling_params"], _SAMPLING_KINDS, "body.sampling_params")
@@ -170,6 +154,27 @@ def read_generate(body: Mapping[str, Any], options: SimulatorOptions) -> VllmReq
     )
 
 
+def _token_ids(body: Mapping[str, Any]) -> list[int]:
+    ids = body.get("token_ids")
+    if ids is None:
+        raise missing("body.token_ids", body)
+    if not isinstance(ids, list):
+        raise type_error("list_type", "body.token_ids", "Input should be a valid list", ids)
+    if not ids:
+        raise type_error(
+            "too_short", "body.token_ids", "List should have at least 1 item after validation, not 0", ids,
+            "{'field_type': 'List', 'min_length': 1, 'actual_length': 0}",
+        )  # fmt: skip
+    if any(type(i) is not int for i in ids):
+        raise type_error("int_type", "body.token_ids.0", "Input should be a valid integer", ids)
+    if min(ids) < 0:
+        text = "token_ids must not contain negative values"
+        raise type_error(
+            "value_error", "body.token_ids", f"Value error, {text}", ids, f"{{'error': ValueError('{text}')}}"
+        )
+    return list(ids)
+
+
 def _request(
     kind: str,
     prompts: Sequence[Sequence[int]],
@@ -182,22 +187,9 @@ def _request(
     text: bool = True,
 ) -> VllmRequest:
     """The checks that vLLM makes when it builds its sampling parameters, and the request."""
-    temperature = values.get("temperature")
-    temperature = 1.0 if temperature is None else float(temperature)
-    n = values.get("n") or 1
-    if temperature < 0:
-        raise invalid(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)
-    if max_tokens < 1:
-        raise invalid(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
-    min_tokens = values.get("min_tokens") or 0
-    if min_tokens > max_tokens:
-        text_ = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
-        raise invalid(text_, "min_tokens", min_tokens)
-    if n > 1 and temperature == 0:
-        raise Refused(f"n must be 1 when using greedy sampling, got {n}.")
-    if logprobs is not None and logprobs > _MAX_LOGPROBS:
-        text_ = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
-        raise invalid(text_, "logprobs", logprobs)
+    temperature = 1.0 if values.get("temperature") is None else float(values["temperature"])
+    n, min_tokens = values.get("n") or 1, values.get("min_tokens") or 0
+    _check_sampling(temperature, n, min_tokens, max_tokens, logprobs)
     stream_options = values.get("stream_options") or {}
     return VllmRequest(
         kind=kind,
@@ -226,6 +218,21 @@ def _request(
         salt=values.get("cache_salt") or "",
         kv=values.get("kv_transfer_params") or {},
     )
+
+
+def _check_sampling(temperature: float, n: int, min_tokens: int, max_tokens: int, logprobs: int | None) -> None:
+    if temperature < 0:
+        raise invalid(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)
+    if max_tokens < 1:
+        raise invalid(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
+    if min_tokens > max_tokens:
+        text = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
+        raise invalid(text, "min_tokens", min_tokens)
+    if n > 1 and temperature == 0:
+        raise Refused(f"n must be 1 when using greedy sampling, got {n}.")
+    if logprobs is not None and logprobs > _MAX_LOGPROBS:
+        text = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
+        raise invalid(text, "logprobs", logprobs)
 
 
 def _prompts(prompt: Any, codec: Codec) -> list[list[int]]:

@@ -218,6 +218,8 @@ class SimulatedWorker:
             "expired_pins": sum(cache.expired_pins for cache in caches),
             "preemptions": sum(model.preemptions for model in self.models),
             "connections": len(self.server.connections),
+            "timers": len(self._timers),
+            "tasks": len(self._tasks),
             "faults_committed": self.faults.committed,
             "faults_pending": len(self.faults.pending),
         }

@@ -62,8 +62,7 @@ async def test_a_taken_port_is_an_error_and_leaves_nothing_behind() -> None:
 async def test_an_idle_worker_sets_no_timers(engine: str) -> None:
     async with running(options(engine)) as simulator:
         assert simulator.engine.due() is None
-        assert not simulator.worker._timers
-        assert not simulator.worker._tasks
+        assert simulator.state()["timers"] == simulator.state()["tasks"] == 0
 
 
 async def test_a_killed_worker_breaks_its_connections_and_refuses_new_ones() -> None:

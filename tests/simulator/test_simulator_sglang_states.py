@@ -61,7 +61,7 @@ async def test_a_pair_says_what_one_worker_alone_says() -> None:
         assert whole.json()["output_ids"] == expected.json()["output_ids"]
         assert half.json()["output_ids"] == expected.json()["output_ids"][:1]
         assert zero(prefill, decode)
-        assert not prefill.worker._timers
+        assert prefill.state()["timers"] == 0
 
 
 async def test_prefill_waits_for_decode_and_answers_only_after_the_transfer() -> None:

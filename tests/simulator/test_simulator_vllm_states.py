@@ -56,7 +56,7 @@ async def test_prefill_pins_until_decode_has_read() -> None:
 
         assert together == alone
         assert prefill.state()["blocks_used"] == 0
-        assert not decode.worker._timers
+        assert decode.state()["timers"] == 0
 
 
 async def test_decode_counts_what_came_from_its_peer() -> None:
