@@ -134,14 +134,13 @@ class Gateway:
 
     def context(self, answer_id: str, model: str, tracker: RequestTracker) -> RequestContext:
         """A fresh request's context."""
-        clock = asyncio.get_running_loop().time
         return RequestContext(
             answer_id,
             model,
-            clock=clock,
+            clock=time.monotonic,
             background=self.background,
             tracker=tracker,
-            deadline=clock() + self.settings.server.request_timeout_s,
+            deadline=time.monotonic() + self.settings.server.request_timeout_s,
         )
 
     def status_of(self, error: GatewayError) -> int:
@@ -240,7 +239,7 @@ def _worker_router(gateway: Gateway, settings: ModelSettings, observer: ModelMet
             lease_margin_s=limits.lease_margin_s,
         ),
         ticker=gateway.ticker,
-        clock=lambda: asyncio.get_running_loop().time(),
+        clock=time.monotonic,
         observer=observer.workers,
     )
 

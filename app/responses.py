@@ -8,6 +8,7 @@ future, and a task is made only when the server really has to wait.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, Protocol
 
@@ -107,8 +108,7 @@ class EventStream:
         self._wrote = False
         """Since the last tick; the clock is not asked for every token."""
         self._ended = False
-        self._loop = asyncio.get_running_loop()
-        self._opened_at = self._wrote_at = self._loop.time()
+        self._opened_at = self._wrote_at = time.monotonic()
         ticker.add(self)
 
     def write(self, data: bytes) -> None:
@@ -173,9 +173,9 @@ class EventStream:
             waiting = step.send(None)
         except StopIteration:
             return
-        self._waiting_since = self._loop.time()
+        self._waiting_since = time.monotonic()
         self._flow.pause()
-        self._waiting = self._loop.create_task(self._finish(step, waiting))
+        self._waiting = asyncio.get_running_loop().create_task(self._finish(step, waiting))
         self._waiting.add_done_callback(self._written)
 
     async def _finish(self, step: Any, waiting: Any) -> None:
@@ -192,7 +192,7 @@ class EventStream:
                 break
         while self._pending:
             parts, self._pending = self._pending, []
-            self._waiting_since = self._loop.time()
+            self._waiting_since = time.monotonic()
             await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
 
     def _written(self, task: asyncio.Task[None]) -> None:

@@ -48,9 +48,11 @@ class ChatTemplate:
         self._templates: dict[str, Template] = {}
         for name, text in sources.items():
             try:
-                self._templates[name] = environment.from_string(text)
+                loaded = self._templates[name] = environment.from_string(text)
             except TemplateSyntaxError as error:
                 raise ValueError(f"chat template {name!r}, line {error.lineno}: {error.message}") from error
+            # Jinja chains the environment's globals behind the template's own, and walks the chain at every rendering.
+            loaded.globals = dict(loaded.globals)
         self._traits = {name: self._probe(name, text) for name, text in sources.items()}
 
     def traits(self, template: str | None = None, *, tools: bool = False) -> TemplateTraits:

@@ -150,7 +150,7 @@ def sampling_options(request: Request, card: ModelCard) -> SamplingOptions:
         seed=request.seed,
         include_stop_str_in_output=request.include_stop_str_in_output,
         guided_decoding=guided_decoding(request),
-        logit_bias={int(key): float(value) for key, value in (request.logit_bias or {}).items()} or None,
+        logit_bias={int(key): float(bias) for key, bias in request.logit_bias.items()} if request.logit_bias else None,
     )
 
 
@@ -163,7 +163,10 @@ def _temperature(request: GenerationRequest, card: ModelCard) -> float:
 
 def _first(*values: Any) -> Any:
     """The first number; a model's file may hold anything else, which counts as nothing."""
-    return next((value for value in values if type(value) in (int, float)), None)
+    for value in values:
+        if type(value) is float or type(value) is int:
+            return value
+    return None
 
 
 def choice_sampling(options: SamplingOptions, index: int) -> SamplingOptions:
