@@ -1,7 +1,7 @@
 """A whole gateway and its simulated workers, serving real sockets from a thread of their own.
 
-The loop is the one of production (uvloop). A story talks to the house from outside, with blocking clients, as any client
-would; `call` looks inside, on the house's own loop.
+The loop is the one of production (uvloop). A story talks to the house from outside, with blocking clients as anyone
+would; `call` looks inside, on the loop itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import httpx
 import openai
 import uvloop
-from prometheus_client.parser import text_string_to_metric_families
 
 from app.config_document import ConfigDocument
 from app.gateway import Gateway
@@ -199,9 +198,16 @@ class House:
     def kill(self, simulator: Simulator) -> None:
         self.call(simulator.kill)
 
-    def samples(self) -> dict[str, float]:
-        """Every sample of /metrics: `name{label="value",…}` with the labels in order."""
-        return samples_of(self.http.get("/metrics").text)
+    def count(self, family: str, **labels: str) -> float:
+        """The sum over a metric's series with these labels; `family` is the name of an attribute of `Metrics`."""
+        return self.call(self._count, family, labels)
+
+    def _count(self, family: str, labels: Mapping[str, str]) -> float:
+        series = getattr(self.gateway.telemetry.metrics, family)
+        wanted = set(labels.items())
+        return sum(
+            child.value for values, child in series.items() if wanted <= set(zip(series.labels, values, strict=True))
+        )
 
     def eventually(self, true: Callable[[], Any], within_s: float = 1.0) -> float:
         """Until `true()` holds, asked on the house's loop; how long it took, in seconds."""
@@ -237,11 +243,8 @@ class House:
             "requests": gateway.bodies.requests,
             "ticker watches": len(gateway.ticker),
         }
+        counted |= {gauge: self._count(gauge, {}) for gauge in ("inflight", "waiting")}
         yield from (f"{name} {count}" for name, count in counted.items() if count)
-        gauges = ("tandem_inflight_requests", "tandem_requests_awaiting_first_token", "tandem_worker_inflight_requests")
-        for name, value in samples_of(gateway.metrics_text().decode()).items():
-            if name.startswith(gauges) and value:
-                yield f"{name} {value}"
 
 
 async def _eventually(true: Callable[[], Any], within_s: float) -> float:
@@ -251,15 +254,6 @@ async def _eventually(true: Callable[[], Any], within_s: float) -> float:
             raise AssertionError(f"not within {within_s} s")
         await asyncio.sleep(0.003)
     return time.monotonic() - began
-
-
-def samples_of(text: str) -> dict[str, float]:
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-    return found
 
 
 def _told(context: Mapping[str, Any]) -> str:

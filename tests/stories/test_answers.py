@@ -133,7 +133,7 @@ def test_streamed_choices_are_told_apart_by_their_index(house: House, model: str
     )
 
     whole = house.sdk.chat.completions.create(model=model, messages=CHAT, n=3, max_tokens=8, temperature=1, seed=7)
-    texts = {index: "" for index in range(3)}
+    texts = dict.fromkeys(range(3), "")
     finishes = []
     for choice in (choice for chunk in chunks for choice in chunk.choices):
         texts[choice.index] += choice.delta.content or ""
