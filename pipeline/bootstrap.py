@@ -17,7 +17,7 @@ from protocols.errors import Enough, GatewayError, IncompleteReply, WorkerSilent
 from protocols.outputs import LLMEngineOutput, PromptTokensDetails
 from protocols.preprocessed import PrefillResult, PreprocessedRequest, RequestPhase
 from protocols.worker import Worker
-from workers.client import push
+from workers.exchange import push
 
 if TYPE_CHECKING:
     from pipeline.dispatch import Lease, WorkerRouter

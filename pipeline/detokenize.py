@@ -12,7 +12,7 @@ from protocols.outputs import BackendOutput, LLMEngineOutput
 from protocols.preprocessed import PreprocessedRequest
 from text.decoder import Decoder
 from text.tokenizer import Tokenizer
-from workers.client import push
+from workers.exchange import push
 
 
 class Detokenizer:

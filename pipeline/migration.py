@@ -18,7 +18,7 @@ from protocols.errors import (
 )
 from protocols.outputs import BackendOutput, DecoderCheckpoint, FinishReason, LLMEngineOutput
 from protocols.preprocessed import PreprocessedRequest
-from workers.client import push
+from workers.exchange import push
 
 Output = TypeVar("Output", LLMEngineOutput, BackendOutput)
 

@@ -24,7 +24,7 @@ from protocols.errors import (
 from protocols.outputs import CompletionUsage, LLMEngineOutput, PromptTokensDetails
 from protocols.preprocessed import PreprocessedRequest, RoutingHints
 from protocols.worker import Leg
-from workers.client import push
+from workers.exchange import push
 
 MOST_DECODES = 3
 """Decode workers that one hand-off is offered to."""

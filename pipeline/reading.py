@@ -14,7 +14,7 @@ from pipeline.context import RequestContext
 from pipeline.service import Sink
 from pipeline.talk import Parser, Talk
 from protocols.errors import DeadlineExceeded, Disconnected, Enough, GatewayError, WorkerFailure, WorkerSilent
-from workers.client import Exchange, push
+from workers.exchange import Exchange, push
 
 if TYPE_CHECKING:
     from pipeline.dispatch import Lease, WorkerRouter

@@ -1,158 +1,25 @@
 """The HTTP/1.1 client toward workers: pooled raw connections, replies pushed to a callback as they are read.
 
 Between a worker's bytes and the callback there is no queue, no future and no task switch: `data_received` runs the
-HTTP parser and, after it has returned, hands the body bytes of this one read to the call's `Reader`. Whatever that
-raises is caught here, the connection is closed, and the exception comes out of `Exchange.wait`.
+HTTP parser and, after it has returned, hands the body bytes of this one read to the call's `Exchange`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
-from typing import ParamSpec, Protocol
 from urllib.parse import urlsplit
 
 import httptools
 
 from engines.base import Call
-from protocols.errors import CannotConnect, Disconnected, Enough, ProtocolViolation, SinkFailed
+from protocols.errors import CannotConnect, Disconnected, ProtocolViolation
+from workers.exchange import Exchange, Reader
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_IDLE_S = 4.0
 """Stock workers close idle connections after 5 s (uvicorn's default): ours must be gone before."""
 DRAIN_S = 1.0
-
-P = ParamSpec("P")
-
-
-def push(step: Callable[P, None], *what: P.args, **named: P.kwargs) -> None:
-    """Calls a sink or a reader, whose errors say nothing about a worker: they come out as `Enough` or SinkFailed."""
-    try:
-        step(*what, **named)
-    except (Enough, SinkFailed):
-        raise
-    except Exception as error:
-        raise SinkFailed(str(error)) from error
-
-
-class Reader(Protocol):
-    """Takes one reply. Both are called from `data_received`: no await, no blocking."""
-
-    def head(self, status: int, headers: dict[str, str]) -> None: ...
-
-    def data(self, data: bytes) -> None: ...
-
-
-class Exchange:
-    """One call on its way: from the request's last byte written to the reply's last byte read.
-
-    `status`, `headers`: 0 and empty until the head is there. `began_at`, `read_at`: loop times of the reply's first
-    byte and of the last read; None before. `reused`: the connection came from the pool.
-    """
-
-    __slots__ = (
-        "_connection",
-        "_error",
-        "_reader",
-        "_waiter",
-        "began_at",
-        "finished",
-        "headers",
-        "read_at",
-        "reused",
-        "status",
-    )
-
-    def __init__(self, connection: _Connection, reader: Reader) -> None:
-        self.reused = connection.reused
-        self._connection: _Connection | None = connection
-        self._reader: Reader | None = reader
-        self._waiter: asyncio.Future[BaseException | None] | None = None
-        self._error: BaseException | None = None
-        self.finished = False
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.began_at: float | None = None
-        self.read_at: float | None = None
-
-    async def wait(self) -> None:
-        """Returns when the reply is complete; raises what ended it. Cancelling it leaves the exchange running."""
-        if not self.finished:
-            self._waiter = asyncio.get_running_loop().create_future()
-            interruption = await self._waiter
-            if interruption is not None and not self.finished:
-                raise interruption
-        if self._error is not None:
-            raise self._error
-
-    def interrupt(self, error: BaseException) -> None:
-        """Raises `error` in whoever waits; the exchange runs on, as after a cancel. Nobody waits: nothing happens."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(error)
-
-    def finish(self) -> None:
-        """The reader has all it wants: the exchange is complete, what is left of the reply is read and dropped."""
-        self._end(None)
-        if self._connection is not None:
-            self._connection.drain()
-            self._connection = None
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the exchange by `error`, in this same step: the reader is never called again."""
-        self._end(error)
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection if the reply is not complete. Idempotent."""
-        self._reader = None
-        if not self.finished:
-            self._end(None)
-        if self._connection is not None:
-            self._connection.abort()
-            self._connection = None
-
-    def pause(self) -> None:
-        if self._connection is not None:
-            self._connection.pause(True)
-
-    def resume(self) -> None:
-        if self._connection is not None:
-            self._connection.pause(False)
-
-    def _end(self, error: BaseException | None) -> None:
-        self._reader = None
-        if self.finished:
-            return
-        self.finished = True
-        self._error = error
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    # ---- called by the connection
-
-    def _head(self, status: int, headers: dict[str, str]) -> None:
-        self.status, self.headers = status, headers
-        if self._reader is not None:
-            self._push(self._reader.head, status, headers)
-
-    def _body(self, data: bytes) -> None:
-        if self._reader is not None:
-            self._push(self._reader.data, data)
-
-    def _push(self, step: Callable[..., None], *what: object) -> None:
-        try:
-            push(step, *what)
-        except (Enough, SinkFailed) as ended:
-            self.fail(ended)
-
-    def _complete(self) -> None:
-        self._connection = None
-        self._end(None)
-
-    def _lost(self, error: BaseException) -> None:
-        self._connection = None
-        self._end(error)
 
 
 class _Connection(asyncio.Protocol):
@@ -167,7 +34,6 @@ class _Connection(asyncio.Protocol):
         "_headers",
         "_interim",
         "_keep_alive",
-        "_loop",
         "_message_done",
         "_parser",
         "_parts",
@@ -177,13 +43,14 @@ class _Connection(asyncio.Protocol):
         "_until_close",
         "exchange",
         "idle_since",
+        "loop",
         "reused",
         "transport",
     )
 
     def __init__(self, pool: _Pool, loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
-        self._loop = loop
+        self.loop = loop
         self.transport: asyncio.Transport | None = None
         self.exchange: Exchange | None = None
         self.idle_since = 0.0
@@ -217,7 +84,7 @@ class _Connection(asyncio.Protocol):
         self.exchange = None
         self.pause(False)
         if not self._message_done:
-            self._draining = self._loop.call_later(DRAIN_S, self.abort)
+            self._draining = self.loop.call_later(DRAIN_S, self.abort)
 
     def pause(self, on: bool) -> None:
         transport = self.transport
@@ -240,7 +107,7 @@ class _Connection(asyncio.Protocol):
             self.abort()
             return
         if exchange is not None:
-            now = self._loop.time()
+            now = self.loop.time()
             exchange.read_at = now
             if exchange.began_at is None:
                 exchange.began_at = now
@@ -257,11 +124,11 @@ class _Connection(asyncio.Protocol):
         if self._head_new:
             self._head_new = False
             if exchange is not None:
-                exchange._head(self._status, self._headers)
+                exchange.head(self._status, self._headers)
         if self._parts:
             parts, self._parts = self._parts, []
             if exchange is not None:
-                exchange._body(parts[0] if len(parts) == 1 else b"".join(parts))
+                exchange.body(parts[0] if len(parts) == 1 else b"".join(parts))
         if self._message_done:
             self._reply_complete()
 
@@ -272,9 +139,9 @@ class _Connection(asyncio.Protocol):
         if exchange is None:
             return
         if self._until_close and exc is None:
-            exchange._complete()
+            exchange.complete()
             return
-        exchange._lost(self._lost_error(exc))
+        exchange.lost(self._lost_error(exc))
 
     def _lost_error(self, exc: Exception | None) -> Disconnected:
         how = f" ({exc})" if exc is not None and str(exc) else ""
@@ -298,7 +165,7 @@ class _Connection(asyncio.Protocol):
         else:
             transport.abort()
         if exchange is not None:
-            exchange._complete()
+            exchange.complete()
 
     def _stop_draining(self) -> None:
         if self._draining is not None:
@@ -347,12 +214,12 @@ class _Pool:
     """The idle connections to one origin, most recently used last."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._idle: list[_Connection] = []
         self.open: set[_Connection] = set()
 
     def take(self) -> _Connection | None:
-        oldest = self._loop.time() - MAX_IDLE_S
+        oldest = self.loop.time() - MAX_IDLE_S
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since > oldest and connection.transport and not connection.transport.is_closing():
@@ -362,7 +229,7 @@ class _Pool:
         return None
 
     def put(self, connection: _Connection) -> None:
-        connection.idle_since = self._loop.time()
+        connection.idle_since = self.loop.time()
         self._idle.append(connection)
 
     @property
@@ -396,14 +263,14 @@ class WorkerClient:
         """
         origin = self._origins.get(url) or self._origins.setdefault(url, _Origin(url))
         request = origin.request(call, self._extra)
-        loop = asyncio.get_running_loop()
-        pool = self._pools.get(url) or self._pools.setdefault(url, _Pool(loop))
+        pool = self._pools.get(url) or self._pools.setdefault(url, _Pool(asyncio.get_running_loop()))
         connection = None if fresh else pool.take()
         if connection is None:
-            connection = await self._connect(loop, pool, origin)
+            connection = await self._connect(pool, origin)
         return connection.start(request, reader)
 
-    async def _connect(self, loop: asyncio.AbstractEventLoop, pool: _Pool, origin: _Origin) -> _Connection:
+    async def _connect(self, pool: _Pool, origin: _Origin) -> _Connection:
+        loop = pool.loop
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
