@@ -11,8 +11,12 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
+import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.api.identity import request_id_of
+from protocols.errors import InvalidRequest
 
 
 class CorkedTransport:
@@ -52,6 +56,20 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CorkedTransport(transport))  # type: ignore[arg-type]
+
+    def send_400_response(self, msg: str) -> None:
+        """Bytes that are not HTTP are refused in OpenAI's envelope, as everything is; the connection ends."""
+        body = orjson.dumps(InvalidRequest(msg).envelope())
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", request_id_of(())),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + lines + b"\r\n" + body)
+        self.transport.close()
 
 
 class Server(uvicorn.Server):

@@ -167,6 +167,30 @@ def test_an_unknown_model_is_404_by_name(house: House) -> None:
     assert "'no/such'" in error["message"]
 
 
+# ---- bytes that are no HTTP
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"what\r\n\r\n",
+        b"GET /live HTTP/1.1\r\nhost: tandem.test\r\nx-request-id: \x7f\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: five\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_in_the_same_envelope_and_the_connection_ends(house: House, data: bytes) -> None:
+    with house.wire() as wire:
+        wire.send(data)
+        reply = wire.reply()
+
+        assert_envelope(reply, 400)
+        assert_plain_headers(reply)
+        assert wire.closed()
+
+
 # ---- bodies
 
 
