@@ -216,7 +216,11 @@ def _model(gateway: Gateway, settings: ModelSettings) -> Model:
         max_sequence=attempts.migration_max_tokens,
         long_prefill=attempts.long_prefill_tokens,
     )
-    preprocessor = Preprocessor(card, files.tokenizer, files.chat_template)
+
+    def longest() -> int | None:
+        return settings.context_length or gateway.registry.context_length(settings.name) or files.context_length
+
+    preprocessor = Preprocessor(card, files.tokenizer, files.chat_template, longest)
     prefill = PrefillRouter(router, policy=settings.prefill_policy, observer=observer)
     service = build_pipeline(preprocessor, files.tokenizer, prefill, router, Resilience(limits, observer))
     return TokenModel(card, preprocessor, service)

@@ -7,7 +7,7 @@ below, with its own ids, seed, migration and explanation, and shares deadline, f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,12 +58,22 @@ class Prepared:
 
 
 class Preprocessor:
-    """One model's way from text to token ids. `template` is None for a model that has none: then chats are refused."""
+    """One model's way from text to token ids. `template` is None for a model that has none: then chats are refused.
 
-    def __init__(self, card: ModelCard, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    `context_length` gives the limit in force, in tokens, prompt and answer together; the card's where it is not given.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        context_length: Callable[[], int | None] | None = None,
+    ) -> None:
         self._card = card
         self._tokenizer = tokenizer
         self._template = template
+        self._context_length = context_length or (lambda: card.context_length)
 
     async def prepare(
         self,
@@ -131,16 +141,14 @@ class Preprocessor:
         """One request per prompt; they differ in ids and in the room left for an answer."""
         card, extras = self._card, request.extras()
         param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
-        wanted = wanted_tokens(request, card)
+        wanted, longest = wanted_tokens(request, card), self._context_length()
         sampling, output, router = sampling_options(request, card), output_options(request), router_params(request)
         return tuple(
             PreprocessedRequest(
                 token_ids=tuple(ids),
                 model=card.name,
                 prompt_embeds=request.prompt_embeds if isinstance(request, CompletionRequest) else None,
-                stop_conditions=stop_conditions(
-                    request, card, budget(len(ids), wanted, card.context_length, param=param)
-                ),
+                stop_conditions=stop_conditions(request, card, budget(len(ids), wanted, longest, param=param)),
                 sampling_options=sampling,
                 output_options=output,
                 eos_token_ids=card.eos_token_ids,

@@ -47,6 +47,7 @@ class Pool:
 
     __slots__ = (
         "_alone",
+        "_context_length",
         "_decode",
         "_disaggregated",
         "_engine_policy",
@@ -67,6 +68,7 @@ class Pool:
         self._decode: tuple[Candidate, ...] = ()
         self._disaggregated = False
         self._servable: Servability | None = None
+        self._context_length: int | None = None
         self._keys: dict[Leg, PairKeys] = {}
         self._stale = True
 
@@ -86,6 +88,11 @@ class Pool:
         """
         candidates = self.candidates(leg, now)
         return _free_keys(candidates, leg, excluded) if excluded else self._keys[leg]
+
+    def context_length(self, now: float) -> int | None:
+        """The most tokens per request that all workers hold, prompt and answer together; None when none has told."""
+        self._refresh(now)
+        return self._context_length
 
     def policy(self) -> str:
         """What happens when the prefill pool is gone: "local" or "strict"."""
@@ -151,6 +158,8 @@ class Pool:
         }
         self._disaggregated = any(c.worker.role is not Role.AGGREGATED for c in found)
         self._servable = None
+        known = (c.worker.context_length or c.worker.traits.context_length for c in found)
+        self._context_length = min((length for length in known if length), default=None)
         self._stale = False
 
 

@@ -160,6 +160,11 @@ class Registry:
         pool = self._pools.get(model)
         return pool is not None and pool.has_aggregated(self._now())
 
+    def context_length(self, model: str) -> int | None:
+        """The most tokens per request that all of the model's workers hold, where they have told or are configured."""
+        pool = self._pools.get(model)
+        return pool.context_length(self._now()) if pool is not None else None
+
     def default_prefill_policy(self, model: str) -> str:
         """ "local" or "strict": what the engine of the model's decode workers would have."""
         pool = self._pools.get(model)

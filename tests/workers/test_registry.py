@@ -641,3 +641,20 @@ async def test_giving_up_waiting_leaves_nothing_behind(registry):
     await asyncio.gather(waiting, return_exceptions=True)
 
     assert registry._waiters == set()
+
+
+def test_the_context_is_as_long_as_the_least_of_the_workers_holds(registry):
+    # given workers that were configured, have told, and have said nothing
+    registry.add("m", Worker(1, "http://w1:1", Engine.VLLM, context_length=4096))
+    registry.add("m", Worker(2, "http://w2:1", Engine.VLLM))
+    assert registry.context_length("m") == 4096
+    # when one tells of a shorter one
+    registry.identified(2, WorkerTraits(context_length=2048))
+    # then that is what a request may fill
+    assert registry.context_length("m") == 2048
+
+
+def test_the_context_is_unknown_while_no_worker_has_told(registry):
+    registry.add("m", Worker(1, "http://w1:1", Engine.VLLM))
+    assert registry.context_length("m") is None
+    assert registry.context_length("other") is None
