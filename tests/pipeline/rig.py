@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from engines import adapter_for
+from engines.base import Call
 from pipeline.background import Background
 from pipeline.build import Resilience, TokenService, build_preprocessed_pipeline
 from pipeline.context import RequestContext
@@ -33,6 +34,7 @@ from telemetry.tracker import RequestTracker
 from tests.pipeline.dialects import PROMPT, Dialect
 from tests.pipeline.scripted import PATIENCE_S, ScriptedWorker, scripted_worker
 from workers.client import WorkerClient
+from workers.exchange import Exchange, Reader
 from workers.registry import Registry
 
 MODEL = "m"
@@ -158,6 +160,43 @@ class Asked:
         assert self.task.cancelled()
 
 
+class Door:
+    """Stands before a worker: who would send a call there waits until the test opens."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._knocked = asyncio.Event()
+
+    async def passed(self) -> None:
+        self._knocked.set()
+        await self._open.wait()
+
+    async def knock(self) -> None:
+        """Until somebody stands before it."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self._knocked.wait()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class DoorClient(WorkerClient):
+    """The worker client, with doors."""
+
+    def __init__(self) -> None:
+        super().__init__(connect_timeout_s=1.0)
+        self._doors: dict[str, Door] = {}
+
+    def shut(self, worker: ScriptedWorker) -> Door:
+        door = self._doors[worker.worker.url] = Door()
+        return door
+
+    async def send(self, url: str, call: Call, reader: Reader, *, fresh: bool = False) -> Exchange:
+        if url in self._doors:
+            await self._doors[url].passed()
+        return await super().send(url, call, reader, fresh=fresh)
+
+
 class Rig:
     """`policy`: what happens without prefill workers. `limits`: how far a resilient answer may wander."""
 
@@ -167,7 +206,7 @@ class Rig:
         self.clock = Clock()
         self.loads = Loads()
         self.registry = Registry(adapter_for, self.loads, clock=self.clock)
-        self.client = WorkerClient(connect_timeout_s=1.0)
+        self.client = DoorClient()
         self.ticker = Ticker(NEVER_S)
         self.background = Background()
         self.seen = Seen()
@@ -302,6 +341,13 @@ class Rig:
     def standing(self, worker: ScriptedWorker | Worker) -> str:
         worker_id = worker.id
         return next(state.status.value for state in self.registry.states() if state.worker.id == worker_id)
+
+
+async def settled(true: Callable[[], bool]) -> None:
+    """Turns the loop until `true()` holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():
+            await asyncio.sleep(0)
 
 
 def _file_of(task: asyncio.Task[Any]) -> str:

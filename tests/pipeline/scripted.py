@@ -88,12 +88,13 @@ class ScriptedCall:
 
 
 class ScriptedWorker:
-    """Where the calls arrive."""
+    """Where the calls arrive. Aborts it answers by itself, and keeps what they said."""
 
     def __init__(self) -> None:
         self.worker: Worker
         self._calls: asyncio.Queue[ScriptedCall] = asyncio.Queue()
         self.paths: list[str] = []
+        self.aborts: list[Any] = []
 
     @property
     def id(self) -> int:
@@ -112,6 +113,10 @@ class ScriptedWorker:
     async def serve(self, peer: Peer) -> None:
         while True:
             call = ScriptedCall(peer, *await peer.request())
+            if "abort" in call.path:
+                self.aborts.append(call.json())
+                await call.reply(200, {})
+                continue
             self.paths.append(call.path)
             self._calls.put_nowait(call)
             await call.over.wait()

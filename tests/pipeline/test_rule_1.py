@@ -79,13 +79,10 @@ async def test_rule_1_a_prefill_that_was_cut_is_told_to_abort() -> None:
         await decoding.end(Sglang().whole(FIRST))
         await asked.ends()
 
-        abort = await prefill.call()
-        assert abort.path == "/abort_request"
-        assert abort.json() == {"rid": prefilling.json()["rid"]}
-        await abort.reply(200, {})
         await rig.drained()
-        assert decode.paths == ["/generate"]
-        assert rig.held() == {}
+        assert prefill.aborts == [{"rid": prefilling.json()["rid"]}]
+        assert decode.aborts == []
+        assert rig.held(asked.context) == {}
 
 
 @pytest.mark.parametrize("dialect", AT_ONCE)
