@@ -181,11 +181,12 @@ class Door:
 
 
 class DoorClient(WorkerClient):
-    """The worker client, with doors."""
+    """The worker client, with doors and with a look at each worker's last exchange."""
 
     def __init__(self) -> None:
         super().__init__(connect_timeout_s=1.0)
         self._doors: dict[str, Door] = {}
+        self._last: dict[str, Exchange] = {}
 
     def shut(self, worker: ScriptedWorker) -> Door:
         door = self._doors[worker.worker.url] = Door()
@@ -194,7 +195,16 @@ class DoorClient(WorkerClient):
     async def send(self, url: str, call: Call, reader: Reader, *, fresh: bool = False) -> Exchange:
         if url in self._doors:
             await self._doors[url].passed()
-        return await super().send(url, call, reader, fresh=fresh)
+        exchange = self._last[url] = await super().send(url, call, reader, fresh=fresh)
+        return exchange
+
+    async def heard(self, worker: ScriptedWorker) -> None:
+        """Until something of the worker's last reply was read."""
+        await settled(lambda: self._last[worker.worker.url].began_at is not None)
+
+    async def answered(self, worker: ScriptedWorker) -> None:
+        """Until the head of the worker's last reply was read."""
+        await settled(lambda: self._last[worker.worker.url].status != 0)
 
 
 class Rig:

@@ -1,0 +1,465 @@
+"""Hard rule 3: a client that leaves leaves nothing pinned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.handoff import PrefillOutcome
+from protocols.errors import DeadlineExceeded, Disconnected, EngineFailure, InvalidRequest, WorkerSilent
+from protocols.worker import Role
+from tests.pipeline.dialects import AT_ONCE, FIRST, IN_TURN, Dialect, Native, Sglang, Trtllm, Vllm
+from tests.pipeline.rig import Rig, request_of, settled
+from tests.pipeline.scripted import ScriptedCall, ScriptedWorker
+
+UNTIL_FIRST_TOKEN = (Trtllm, Native)
+
+
+def _handed_over(dialect: type[Dialect], call: ScriptedCall) -> Any:
+    """What a decode call brings of prefill's."""
+    body = call.json()
+    if dialect is Vllm:
+        return body.get("kv_transfer_params")
+    return body.get("disaggregated_params") if dialect is Trtllm else body.get("prefill_result")
+
+
+async def _fetched(dialect: type[Dialect], decode: ScriptedWorker) -> ScriptedCall:
+    """The decode call that frees prefill's blocks; its worker answers as far as it must and is left then."""
+    decoding = await decode.call()
+    assert _handed_over(dialect, decoding)
+    await decoding.stream()
+    if dialect is not Vllm:
+        assert decoding.still_there()
+        await decoding.send(dialect().tokens(FIRST))
+    await decoding.gone()
+    return decoding
+
+
+# ---- in turn: prefill
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_before_prefills_first_byte_its_call_is_closed_and_nothing_is_dispatched(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+
+    await asked.leave()
+
+    assert rig.held(asked.context) == {}
+    await prefilling.gone()
+    assert decode.paths == []
+    assert rig.seen.outcomes == []
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_from_its_first_byte_on_prefills_reply_is_read_to_its_end_and_decode_is_dispatched(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+    rest = await prefilling.begin_reply(dialect.prefilled())
+    await rig.client.heard(prefill)
+
+    await asked.leave()
+    assert prefilling.still_there()
+    assert len(rig.background) == 1
+    await prefilling.raw(rest)
+    prefilling.over.set()
+
+    await _fetched(dialect, decode)
+    await rig.drained()
+    assert asked.sink.outputs == []
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_the_task_that_releases_is_made_in_the_step_that_catches_the_cancel(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    await decode.call()
+
+    asked.task.cancel()
+    await settled(asked.task.done)
+
+    assert len(rig.background) == 1
+
+
+async def test_rule_3_what_pinned_nothing_is_not_dispatched(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Vllm)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+    rest = await prefilling.begin_reply(Vllm.prefilled(kv_transfer_params=None))
+    await rig.client.heard(prefill)
+
+    await asked.leave()
+    await prefilling.raw(rest)
+    prefilling.over.set()
+
+    await rig.drained()
+    assert decode.paths == []
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", UNTIL_FIRST_TOKEN)
+async def test_rule_3_what_ended_at_prefill_is_not_dispatched(rig: Rig, dialect: type[Dialect]) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+    rest = await prefilling.begin_reply(dialect.prefilled(finish="stop"))
+    await rig.client.heard(prefill)
+
+    await asked.leave()
+    await prefilling.raw(rest)
+    prefilling.over.set()
+
+    await rig.drained()
+    assert decode.paths == []
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_a_refusal_pinned_nothing(rig: Rig, dialect: type[Dialect]) -> None:
+    prefill, _ = await rig.pair(dialect)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+    await prefilling.raw(b"HTTP/1.1 500 X\r\ncontent-length: 100\r\n\r\nhalf")
+    await rig.client.heard(prefill)
+
+    await asked.leave()
+
+    assert rig.held(asked.context) == {}
+    await prefilling.gone()
+
+
+# ---- in turn: decode
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_a_client_that_leaves_while_decode_is_dialled_leaves_nothing_pinned(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    door = rig.client.shut(decode)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    await door.knock()
+
+    await asked.leave()
+    door.open()
+
+    await _fetched(dialect, decode)
+    await rig.drained()
+    assert len(decode.paths) == 1
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_a_decode_call_on_its_way_is_kept_until_it_has_freed_the_blocks(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    decoding = await decode.call()
+
+    await asked.leave()
+
+    assert decoding.still_there()
+    await decoding.stream()
+    if dialect is not Vllm:
+        assert decoding.still_there()
+        await decoding.send(dialect().tokens(FIRST))
+    await decoding.gone()
+    await rig.drained()
+    assert asked.sink.outputs == []
+    assert len(decode.paths) == 1
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", UNTIL_FIRST_TOKEN)
+async def test_rule_3_after_its_head_a_decode_is_kept_until_its_first_token(rig: Rig, dialect: type[Dialect]) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    decoding = await decode.call()
+    await decoding.stream(b": nothing yet\n\n")
+    await rig.client.answered(decode)
+
+    await asked.leave()
+    assert decoding.still_there()
+    await decoding.send(dialect().tokens(FIRST, 10))
+
+    await decoding.gone()
+    await rig.drained()
+    assert asked.sink.outputs == []
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_after_its_first_token_decode_is_closed_at_once(rig: Rig, dialect: type[Dialect]) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    decoding = await decode.call()
+    await decoding.stream(dialect().tokens(FIRST))
+    await asked.sink.holds(FIRST)
+
+    await asked.leave()
+
+    assert rig.held(asked.context) == {}
+    await decoding.gone()
+    assert rig.seen.outcomes == [PrefillOutcome.REMOTE]
+
+
+@pytest.mark.parametrize("dialect", UNTIL_FIRST_TOKEN)
+async def test_rule_3_a_paused_client_that_leaves_does_not_keep_the_release_paused(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    asked.context.flow.pause()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    decoding = await decode.call()
+    await decoding.stream(dialect().tokens(FIRST))
+
+    await asked.leave()
+
+    await decoding.gone()
+    await rig.drained()
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_a_decode_that_is_dispatched_to_free_asks_for_one_token(rig: Rig, dialect: type[Dialect]) -> None:
+    prefill, decode = await rig.pair(dialect)
+    door = rig.client.shut(decode)
+    asked = rig.ask(request_of(stop={"max_tokens": 1000, "min_tokens": 5}))
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    await door.knock()
+
+    await asked.leave()
+    door.open()
+    body = (await _fetched(dialect, decode)).json()
+
+    limits = body.get("stop_conditions", body)
+    assert limits["max_tokens"] == 1
+    assert not limits.get("min_tokens")
+
+
+# ---- in turn: failures
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_when_decode_breaks_another_worker_frees_the_blocks(rig: Rig, dialect: type[Dialect]) -> None:
+    prefill, decode = await rig.pair(dialect)
+    other = await rig.scripted(dialect, Role.DECODE)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    decoding = await decode.call()
+    await decoding.stream()
+    await rig.client.answered(decode)
+    decoding.reset()
+
+    assert isinstance(await asked.fails(), Disconnected)
+    await _fetched(dialect, other)
+    await rig.drained()
+    assert len(decode.paths) == 1
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_a_decode_that_failed_after_its_first_token_needs_no_release(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    other = await rig.scripted(dialect, Role.DECODE)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    decoding = await decode.call()
+    await decoding.stream(dialect().tokens(FIRST))
+    await asked.sink.holds(FIRST)
+    decoding.reset()
+
+    assert isinstance(await asked.fails(), Disconnected)
+    assert rig.held(asked.context) == {}
+    assert other.paths == []
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_what_decode_refuses_as_the_clients_fault_is_sent_to_nobody_else(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    other = await rig.scripted(dialect, Role.DECODE)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+
+    await (await decode.call()).reply(400, {"error": {"message": "validation error: no", "type": "BadRequestError"}})
+
+    assert isinstance(await asked.fails(), InvalidRequest)
+    assert rig.held(asked.context) == {}
+    assert other.paths == []
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_without_another_decode_worker_the_blocks_are_left_to_their_lease(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    await (await decode.call()).reply(500, {"error": {"message": "no", "type": "InternalServerError"}})
+
+    assert isinstance(await asked.fails(), EngineFailure)
+    await rig.drained()
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", UNTIL_FIRST_TOKEN)
+async def test_rule_3_only_the_first_token_deadline_ends_a_release_early(rig: Rig, dialect: type[Dialect]) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask(context=rig.context(deadline=rig.clock() + 5))
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    decoding = await decode.call()
+    await decoding.stream()
+    await rig.client.answered(decode)
+    await asked.leave()
+
+    rig.tick(20)
+    assert decoding.still_there()
+    rig.tick(20)
+
+    await decoding.gone()
+    await rig.drained()
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", UNTIL_FIRST_TOKEN)
+async def test_rule_3_the_requests_deadline_is_like_a_client_that_leaves(rig: Rig, dialect: type[Dialect]) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask(context=rig.context(deadline=rig.clock() + 5))
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    decoding = await decode.call()
+    await decoding.stream()
+    await rig.client.answered(decode)
+
+    rig.tick(6)
+
+    assert isinstance(await asked.fails(), DeadlineExceeded)
+    assert decoding.still_there()
+    await decoding.send(dialect().tokens(FIRST))
+    await decoding.gone()
+    await rig.drained()
+    assert rig.held(asked.context) == {}
+
+
+async def test_rule_3_a_decode_that_stays_silent_is_closed_and_another_frees_the_blocks(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Trtllm)
+    other = await rig.scripted(Trtllm, Role.DECODE)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, Trtllm.prefilled())
+    decoding = await decode.call()
+
+    rig.tick(31)
+
+    assert isinstance(await asked.fails(), WorkerSilent)
+    await decoding.gone()
+    await _fetched(Trtllm, other)
+    await rig.drained()
+
+
+# ---- at once
+
+
+@pytest.mark.parametrize("dialect", AT_ONCE)
+@pytest.mark.parametrize("tokens", [0, 1])
+async def test_rule_3_of_a_tied_pair_both_calls_are_closed_and_nothing_is_dispatched(
+    rig: Rig, dialect: type[Dialect], tokens: int
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    prefilling, decoding = await prefill.call(), await decode.call()
+    await decoding.stream(*[dialect().tokens(FIRST)] * tokens)
+    await asked.sink.holds(*[FIRST] * tokens)
+
+    await asked.leave()
+
+    await prefilling.gone()
+    await decoding.gone()
+    await rig.drained()
+    assert (len(prefill.paths), len(decode.paths)) == (1, 1)
+    assert rig.held(asked.context) == {}
+
+
+async def test_rule_3_both_workers_of_a_tied_pair_are_told_to_abort(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Sglang)
+    asked = rig.ask()
+    prefilling, decoding = await prefill.call(), await decode.call()
+
+    await asked.leave()
+
+    await rig.drained()
+    assert prefill.aborts == [{"rid": prefilling.json()["rid"]}]
+    assert decode.aborts == [{"rid": decoding.json()["rid"]}]
+
+
+async def test_rule_3_who_has_ended_by_itself_is_not_told_to_abort(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Sglang)
+    asked = rig.ask()
+    prefilling, decoding = await prefill.call(), await decode.call()
+    await prefilling.reply(200, Sglang.prefilled())
+    await decoding.reply(400, {"error": {"message": "no"}})
+
+    assert isinstance(await asked.fails(), InvalidRequest)
+
+    await rig.drained()
+    assert prefill.aborts == decode.aborts == []
+    assert rig.held(asked.context) == {}
+
+
+async def test_rule_3_an_abort_that_hangs_does_not_delay_the_other(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Sglang)
+    asked = rig.ask()
+    await prefill.call()
+    await decode.call()
+    door = rig.client.shut(prefill)
+
+    await asked.leave()
+
+    await settled(lambda: bool(decode.aborts))
+    door.open()
+    await rig.drained()
+    assert len(prefill.aborts) == 1
+
+
+async def test_rule_3_an_aggregated_worker_that_notices_late_is_told_to_abort(rig: Rig) -> None:
+    worker = await rig.scripted(Sglang, Role.AGGREGATED)
+    asked = rig.ask()
+    call = await worker.call()
+
+    await asked.leave()
+
+    await call.gone()
+    await rig.drained()
+    assert worker.aborts == [{"rid": call.json()["rid"]}]
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", [Vllm, Trtllm, Native])
+async def test_rule_3_an_aggregated_worker_that_notices_at_once_is_not(rig: Rig, dialect: type[Dialect]) -> None:
+    worker = await rig.scripted(dialect, Role.AGGREGATED)
+    asked = rig.ask()
+    call = await worker.call()
+
+    await asked.leave()
+
+    await call.gone()
+    await rig.drained()
+    assert worker.aborts == []
