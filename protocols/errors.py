@@ -24,7 +24,7 @@
     │   └── WorkerMisconfigured        it refuses our key (401, 403) or lacks a route we need
     └── InternalError             500  our bug
 
-`Enough` and `SinkFailed` stand outside the tree: neither says anything about a worker.
+`Enough`, `SinkFailed` and `ClientGone` stand outside the tree: they say nothing about a worker.
 """
 
 from __future__ import annotations
@@ -209,6 +209,10 @@ class Enough(Exception):
         super().__init__()
         self.owner = owner
         self.takes_ending = takes_ending
+
+
+class ClientGone(Exception):
+    """The client left before its request was complete."""
 
 
 class SinkFailed(Exception):

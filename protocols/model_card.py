@@ -1,4 +1,4 @@
-"""What the gateway knows of a model: names, limits, stop ids, sampling defaults. Values only; `text` reads the files."""
+"""What the gateway knows of a model: names, limits, stop ids, sampling defaults. `text` reads the files."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from app.responses import Receive
-from protocols.errors import BodyTooLarge, Disconnected, InvalidRequest, Overloaded, UnsupportedMediaType
+from protocols.errors import BodyTooLarge, ClientGone, InvalidRequest, Overloaded, UnsupportedMediaType
 
 Header = tuple[bytes, bytes]
 
@@ -30,7 +30,7 @@ class BodyBudget:
         self.requests -= 1
 
     async def read(self, headers: Iterable[Header], receive: Receive) -> bytes:
-        """The whole body. Raises InvalidRequest kinds, Overloaded, or Disconnected when the client left meanwhile."""
+        """The whole body. Raises InvalidRequest kinds, Overloaded, or ClientGone when the client left meanwhile."""
         announced = check_headers(headers, self.max_body)
         if self.bytes + (announced or 0) > self._max_in_flight:
             raise Overloaded("the gateway already reads as many bytes of requests as it may")
@@ -40,7 +40,7 @@ class BodyBudget:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Disconnected("the client left before its request was complete")
+                    raise ClientGone("the client left before its request was complete")
                 part = message.get("body", b"")
                 size += len(part)
                 self.bytes += len(part)

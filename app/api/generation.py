@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,16 +23,17 @@ from pipeline.models import RelayedModel, TokenModel
 from pipeline.preprocess import ChoiceOutputs, Prepared
 from pipeline.relay import RelayRequest, RelayUsage
 from protocols.errors import (
-    Disconnected,
+    ClientGone,
     GatewayError,
     InternalError,
     NoAvailableWorkers,
     Overloaded,
     SinkFailed,
+    Unavailable,
 )
 from protocols.openai import ChatCompletionRequest, CompletionRequest, parse_chat, parse_completion
 from protocols.preprocessed import RoutingHints
-from routers.explain import explanation_headers, explanation_wanted
+from routers.explain import explanation, explanation_headers, explanation_wanted
 from routers.hints import read_hints
 from telemetry.record import RequestRecord
 from text.aggregate import Aggregate, ChatAggregate, CompletionAggregate
@@ -55,13 +56,13 @@ class Generation:
     """One of the two endpoints. `chat` says which."""
 
     def __init__(self, gateway: Gateway, *, chat: bool) -> None:
-        self._gateway = gateway
+        self.gateway = gateway
         self._chat = chat
         self._prefix = "chatcmpl-" if chat else "cmpl-"
         self.endpoint = "chat_completions" if chat else "completions"
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        gateway = self._gateway
+        gateway = self.gateway
         call = _Call(self, scope, receive, send)
         try:
             gateway.bodies.enter()
@@ -114,66 +115,87 @@ class _Call:
 
     def __init__(self, endpoint: Generation, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         self._endpoint = endpoint
-        self._gateway = endpoint._gateway
+        self._gateway = endpoint.gateway
         self._headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
         self._send = send
         self._request_id = request_id_of(self._headers)
-        self._own_headers: Headers = [(b"x-request-id", self._request_id)]
         self._task = asyncio.current_task()
         self._client_gone = False
         self._context: RequestContext | None = None
+        self._events: EventStream | None = None
         self._explain = False
 
-    async def refuse(self, error: GatewayError) -> None:
-        status = self._gateway.status_of(error)
-        await send_error(self._send, error, [*self._own_headers, *self._explanation()], status=status)
-
     async def run(self) -> None:
-        gateway = self._gateway
-        record = gateway.telemetry.request(self._endpoint.endpoint, self._request_id.decode())
+        """Answers the request, whatever happens; returns when nothing of it is left."""
+        record = self._gateway.telemetry.request(self._endpoint.endpoint, self._request_id.decode())
         try:
-            body = await gateway.bodies.read(self._headers, self._receive)
-            request = self._endpoint.parse(body)
-            model = gateway.models.get(request.model)
-            record.began(model.card.name, stream=bool(request.stream))
-            self._explain = explanation_wanted(self._headers)
-            if isinstance(model, RelayedModel):
-                await self._relay(model, request, record)
-            else:
-                await self._generate(model, request, record)
-            record.succeeded()
-        except Disconnected as error:
-            if not self._client_gone and error.worker_id is not None:
-                raise
+            failure = await self._outcome(record)
+            if failure is not None:
+                record.failed(failure)
+                await self._tell(failure)
+        except ClientGone:
             record.cancelled()
         except asyncio.CancelledError:
-            record.cancelled()
             if not self._client_gone:
                 raise
             _forgive_cancel()
-        except GatewayError as error:
-            record.failed(error)
-            await self.refuse(error)
-        except _Told as told:
-            record.failed(told.error)
-        except Exception as error:
-            log.exception("request %s failed by our own fault", self._request_id.decode())
-            failure = InternalError("The gateway failed to answer; see its log for this request id.")
-            record.failed(failure)
-            del error
-            await self.refuse(failure)
+            record.cancelled()
         finally:
+            if self._events is not None:
+                self._events.close()
             record.ended()
 
-    # ---- models that take token ids
+    async def _outcome(self, record: RequestRecord) -> GatewayError | None:
+        """Runs the request. The failure to tell the client of, or None when it was answered."""
+        try:
+            await self._answer(record)
+        except GatewayError as error:
+            return error
+        except ClientGone:
+            raise
+        except SinkFailed as failed:
+            cause = failed.__cause__
+            return cause if isinstance(cause, GatewayError) else self._own_fault(cause or failed)
+        except asyncio.CancelledError:
+            if self._client_gone:
+                raise
+            # Only a shutdown that has waited long enough cancels requests.
+            _forgive_cancel()
+            return Unavailable("The gateway is shutting down.")
+        except Exception as error:
+            return self._own_fault(error)
+        record.succeeded()
+        return None
 
-    async def _generate(
-        self, model: TokenModel, request: ChatCompletionRequest | CompletionRequest, record: RequestRecord
-    ) -> None:
+    def _own_fault(self, error: BaseException) -> InternalError:
+        log.error("request %s failed by our own fault", self._request_id.decode(), exc_info=error)
+        return InternalError("The gateway failed to answer; see its log for this request id.")
+
+    async def _tell(self, error: GatewayError) -> None:
+        """By its status while that is open; inside the stream, as its last event, once the 200 is out."""
+        if self._events is not None and self._events.started:
+            await self._events.end(error_event(error))
+        else:
+            await self.refuse(error)
+
+    async def refuse(self, error: GatewayError) -> None:
+        await send_error(self._send, error, self._answer_headers(), status=self._gateway.status_of(error))
+
+    # ---- the request's way
+
+    async def _answer(self, record: RequestRecord) -> None:
         gateway = self._gateway
+        body = await gateway.bodies.read(self._headers, self._receive)
+        request = self._endpoint.parse(body)
+        model = gateway.models.get(request.model)
+        record.began(model.card.name, stream=bool(request.stream))
+        self._explain = explanation_wanted(self._headers)
         hints = read_hints(self._headers)
         context = self._context = gateway.context(self._endpoint.answer_id(), model.card.name, record.tracker)
+        if isinstance(model, RelayedModel):
+            await self._relay(model, self._endpoint.relayed(request, context, hints), context, record)
+            return
         prepared = await model.preprocessor.prepare(request, context, int(time.time()), hints)
         self._check_ready(model.card.name)
         usage = UsageCount(prepared.prompt_tokens(), prepared.form.candidates)
@@ -181,7 +203,7 @@ class _Call:
         if request.stream:
             await self._stream(model, prepared, context, usage, record)
         else:
-            await self._answer(model, prepared, context, usage, record)
+            await self._unary(model, prepared, context, usage, record)
 
     def _check_ready(self, model: str) -> None:
         """A model that is known but cannot be served now is a 503, before anything is tried."""
@@ -189,7 +211,7 @@ class _Call:
         if not servable.ok:
             raise NoAvailableWorkers(f"The model '{model}' cannot be served now: {servable.reason}.")
 
-    async def _answer(
+    async def _unary(
         self, model: TokenModel, prepared: Prepared, context: RequestContext, usage: UsageCount, record: RequestRecord
     ) -> None:
         gathered = self._endpoint.aggregate(prepared, usage)
@@ -199,16 +221,14 @@ class _Call:
                 record.observe(choice.outputs, choice.index)
                 gathered.feed(choice.index, choice.outputs)
 
-        with self._watched():
-            await _unwrapped(model.service(prepared, context, sink))
-        body = gathered.body()
-        await send_json(self._send, 200, body, [*self._own_headers, *self._explanation()])
+        await self._watched(model.service(prepared, context, sink))
+        await send_json(self._send, 200, gathered.body(self._story()), self._answer_headers())
 
     async def _stream(
         self, model: TokenModel, prepared: Prepared, context: RequestContext, usage: UsageCount, record: RequestRecord
     ) -> None:
         renderer = self._endpoint.stream(prepared, usage)
-        events = self._event_stream(context)
+        events = self._open_stream(context)
         last: list[bytes] = []
         """The end of the answer, which leaves together with what follows it."""
 
@@ -221,62 +241,38 @@ class _Call:
                 elif data:
                     events.write(data)
 
-        def tail() -> bytes:
-            return b"".join(last) + renderer.end()
-
-        await self._streamed(events, model.service(prepared, context, sink), tail)
-
-    # ---- models of OpenAI-compatible servers
+        await self._watched(model.service(prepared, context, sink))
+        await events.end(b"".join(last) + renderer.end(self._story()))
 
     async def _relay(
-        self, model: RelayedModel, request: ChatCompletionRequest | CompletionRequest, record: RequestRecord
+        self, model: RelayedModel, request: RelayRequest, context: RequestContext, record: RequestRecord
     ) -> None:
-        context = self._context = self._gateway.context(self._endpoint.answer_id(), model.card.name, record.tracker)
-        relayed = self._endpoint.relayed(request, context, read_hints(self._headers))
+        """Through a model of OpenAI-compatible servers."""
         self._check_ready(model.card.name)
         usage = RelayUsage()
         record.prepared(usage)
         if request.stream:
-            events = self._event_stream(context)
+            events = self._open_stream(context)
 
             def write(chunks: Sequence[Chunk]) -> None:
                 events.write(b"".join([b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks]))
 
-            await self._streamed(events, model.relay(relayed, context, write, usage), lambda: DONE)
+            await self._watched(model.relay(request, context, write, usage))
+            await events.end(DONE)
             return
         answers: list[Chunk] = []
-        with self._watched():
-            await _unwrapped(model.relay(relayed, context, answers.extend, usage))
-        await send_json(self._send, 200, orjson.dumps(answers[0]), [*self._own_headers, *self._explanation()])
+        await self._watched(model.relay(request, context, answers.extend, usage))
+        await send_json(self._send, 200, orjson.dumps(answers[0]), self._answer_headers())
 
     # ---- the client's side
 
-    def _event_stream(self, context: RequestContext) -> EventStream:
-        return EventStream(
-            self._send,
-            headers=lambda: [*SSE_HEADERS, *self._own_headers, *self._explanation()],
-            flow=context.flow,
-            ticker=self._gateway.ticker,
-            limits=self._gateway.settings.server,
-            drop=self._leave,
-        )
-
-    async def _streamed(self, events: EventStream, work: Any, tail: Callable[[], bytes]) -> None:
-        """Runs the service into the stream; a failure after the head is out becomes the last event."""
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the service; the client's leaving cancels it."""
+        watch = ClientWatch(self._receive, self._leave)
         try:
-            with self._watched():
-                await _unwrapped(work)
-                await events.end(tail())
-        except GatewayError as error:
-            if not events.started:
-                raise
-            await events.end(error_event(error))
-            raise _Told(error) from error
+            await work
         finally:
-            events.close()
-
-    def _watched(self) -> _Watched:
-        return _Watched(self._receive, self._leave)
+            watch.stop()
 
     def _leave(self) -> None:
         """The client is gone: the request's task ends where it stands."""
@@ -284,40 +280,31 @@ class _Call:
         if self._task is not None:
             self._task.cancel()
 
-    def _explanation(self) -> Headers:
+    def _open_stream(self, context: RequestContext) -> EventStream:
+        events = self._events = EventStream(
+            self._send,
+            headers=lambda: [*SSE_HEADERS, *self._answer_headers()],
+            flow=context.flow,
+            ticker=self._gateway.ticker,
+            limits=self._gateway.settings.server,
+            drop=self._leave,
+        )
+        return events
+
+    def _answer_headers(self) -> Headers:
+        own = [(b"x-request-id", self._request_id)]
         if not self._explain or self._context is None:
-            return []
-        return explanation_headers([choice for _, choice in self._context.choices])
+            return own
+        return own + explanation_headers([choice for _, choice in self._context.choices])
 
+    def _story(self) -> dict[str, Any] | None:
+        """The answer's `tandem` member, for those who ask: every choice of a worker, retries and migrations included.
 
-class _Watched:
-    """While inside, the client's leaving cancels the request's task."""
-
-    def __init__(self, receive: Receive, leave: Callable[[], None]) -> None:
-        self._receive = receive
-        self._leave = leave
-
-    def __enter__(self) -> None:
-        self._watch = ClientWatch(self._receive, self._leave)
-
-    def __exit__(self, *_: object) -> None:
-        self._watch.stop()
-
-
-class _Told(Exception):
-    """The client has been told of `error` inside its stream."""
-
-    def __init__(self, error: GatewayError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-async def _unwrapped(work: Any) -> Any:
-    """Runs the service; what our own sink raised comes out as itself."""
-    try:
-        return await work
-    except SinkFailed as failed:
-        raise failed.__cause__ or failed from None
+        Headers leave before the answer is complete and name what was known then.
+        """
+        if not self._explain or self._context is None:
+            return None
+        return {"tandem": {"routing": [explanation(choice) for _, choice in self._context.choices]}}
 
 
 def _forgive_cancel() -> None:
