@@ -279,5 +279,5 @@ def _server_config(gateway: Gateway) -> uvicorn.Config:
         backlog=2048,
         proxy_headers=False,
         timeout_keep_alive=int(server.keep_alive_s),
-        timeout_graceful_shutdown=int(server.shutdown_timeout_s),
+        timeout_graceful_shutdown=server.shutdown_timeout_s,  # type: ignore[arg-type]  # fractions work as well
     )
