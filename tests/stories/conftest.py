@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -32,20 +31,33 @@ def house(shared: House) -> Iterator[House]:
     assert shared.faults == []
 
 
+@pytest.fixture(scope="session")
+def left_houses() -> Iterator[list[House]]:
+    """Houses that are closing while the next story goes on: a server takes its time to end."""
+    houses: list[House] = []
+    yield houses
+    for house in houses:
+        house.closed()
+
+
 @pytest.fixture
-def open_house() -> Iterator[Callable[..., House]]:
+def open_house(left_houses: list[House]) -> Iterator[Callable[..., House]]:
     """Opens houses of a story's own; at its end each must be at rest, too."""
-    with ExitStack() as stack:
-        opened: list[House] = []
+    opened: list[House] = []
 
-        def open_one(*models: Hosted, **settings: Mapping[str, Any]) -> House:
-            opened.append(stack.enter_context(House(models, **settings)))
-            return opened[-1]
+    def open_one(*models: Hosted, **settings: Mapping[str, Any]) -> House:
+        opened.append(House(models, **settings).__enter__())
+        return opened[-1]
 
-        yield open_one
+    yield open_one
+    try:
         for house in opened:
             house.settle()
             assert house.faults == []
+    finally:
+        for house in opened:
+            house.leave()
+        left_houses += opened
 
 
 @pytest.fixture(autouse=True)

@@ -114,13 +114,21 @@ class House:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._sdk is not None:
-            self._sdk.close()
-        if self._http is not None:
-            self._http.close()
+        self.leave()
+        self.closed()
+
+    def leave(self) -> None:
+        """Begins to close."""
+        for client in (self._sdk, self._http):
+            if client is not None:
+                client.close()
         self.loop.call_soon_threadsafe(self._closing.set)
+
+    def closed(self) -> None:
+        """Until it is closed."""
         self._thread.join(20)
         assert not self._thread.is_alive(), "the house did not close"
+        assert self.faults == []
 
     def _run(self) -> None:
         try:
