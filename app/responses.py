@@ -101,37 +101,40 @@ class EventStream:
         self._ticker = ticker
         self._limits = limits
         self._drop = drop
-        self._pending: list[bytes] = []
+        self._pending: list[Message] = []
         self._waiting: asyncio.Task[None] | None = None
         self._waiting_since = 0.0
         self.started = False
         self._wrote = False
         """Since the last tick; the clock is not asked for every token."""
+        self._complete = False
+        """The last message is on its way."""
         self._ended = False
         self._opened_at = self._wrote_at = time.monotonic()
         ticker.add(self)
 
     def write(self, data: bytes) -> None:
         """Whole events. On the wire, or joined to what waits, when this returns."""
+        if not self._ended:
+            self._put({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, tail: bytes = b"") -> None:
+        """`tail` is the last that comes: returns when the server has taken everything. The write timeout goes on."""
         if self._ended:
             return
+        self._complete = True
+        self._put({"type": "http.response.body", "body": tail, "more_body": False})
+        while self._waiting is not None:
+            await asyncio.wait([self._waiting])
+        self.close()
+
+    def _put(self, message: Message) -> None:
         if self.started:
-            self._push({"type": "http.response.body", "body": data, "more_body": True})
+            self._push(message)
             return
         with corked(self._send):
             self._start()
-            self._push({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self, tail: bytes = b"") -> None:
-        """`tail` is the last that comes: returns when the server has taken everything."""
-        if self._ended:
-            return
-        if not self.started:
-            self.write(b"")
-        while self._waiting is not None:
-            await asyncio.shield(self._waiting)
-        self.close()
-        await self._send({"type": "http.response.body", "body": tail, "more_body": False})
+            self._push(message)
 
     def close(self) -> None:
         """Detaches: no write, ping or timeout after this."""
@@ -154,7 +157,7 @@ class EventStream:
         elif self._wrote:
             self._wrote = False
             self._wrote_at = now
-        elif now - self._wrote_at > self._limits.ping_interval_s:
+        elif now - self._wrote_at > self._limits.ping_interval_s and not self._complete:
             self._wrote_at = now
             self._push({"type": "http.response.body", "body": PING, "more_body": True})
 
@@ -165,7 +168,7 @@ class EventStream:
     def _push(self, message: Message) -> None:
         """Drives `send` up to where it would wait; the rest of it becomes a task."""
         if self._waiting is not None:
-            self._pending.append(message.get("body", b""))
+            self._pending.append(message)
             return
         self._wrote = True
         step: Any = self._send(message)
@@ -191,9 +194,8 @@ class EventStream:
             except StopIteration:
                 break
         while self._pending:
-            parts, self._pending = self._pending, []
             self._waiting_since = time.monotonic()
-            await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
+            await self._send(self._joined())
 
     def _written(self, task: asyncio.Task[None]) -> None:
         self._waiting = None
@@ -204,13 +206,14 @@ class EventStream:
             self.close()
             self._drop()
         elif self._pending:
-            self._push({"type": "http.response.body", "body": b"".join(self._take_pending()), "more_body": True})
+            self._push(self._joined())
         if self._waiting is None:
             self._flow.resume()
 
-    def _take_pending(self) -> list[bytes]:
-        parts, self._pending = self._pending, []
-        return parts
+    def _joined(self) -> Message:
+        """What has joined, as one message."""
+        joined, self._pending = self._pending, []
+        return {**joined[-1], "body": b"".join([message["body"] for message in joined])}
 
 
 def abort_connection(send: Send) -> None:
