@@ -15,12 +15,14 @@ from typing import ClassVar, Protocol
 from protocols.errors import GatewayError, WorkerFailure
 from protocols.outputs import LLMEngineOutput
 from protocols.preprocessed import BootstrapInfo, PrefillResult, PreprocessedRequest
+from protocols.quick_init import quick_init
 from protocols.worker import Leg, Role, Worker, WorkerTraits
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 MAX_UNARY_BYTES = 64 * 1024 * 1024
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Call:
     """One HTTP request to a worker. `headers` beside content-type, content-length and host.
@@ -36,6 +38,7 @@ class Call:
     streams: bool = True
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class AttemptIds:
     """New for every attempt and leg, and never the client's (hard rule 6).

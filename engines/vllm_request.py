@@ -15,6 +15,7 @@ from engines.fields import VLLM, reasoning_parser_kwargs, stream_interval
 from engines.stopping import stop_ids, token_limit
 from protocols.options import GuidedDecoding
 from protocols.preprocessed import PreprocessedRequest
+from protocols.quick_init import quick_init
 from protocols.worker import Worker
 
 GENERATE = "/inference/v1/generate"
@@ -36,6 +37,7 @@ _PREFILL_PARAMS: dict[str, Any] = {
 }
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Ask:
     """How one leg asks. `logprobs`, `prompt_logprobs`: alternatives per token; None: not asked for."""

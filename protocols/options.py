@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from protocols.quick_init import quick_init
 from protocols.wire import wire
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class StopConditions:
     """When an answer ends.
@@ -48,6 +50,7 @@ class GuidedDecoding:
     whitespace_pattern: str | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """How the next token is drawn. `logit_bias` maps token ids to -100..100 (Tandem's addition to the seeds)."""
@@ -69,6 +72,7 @@ class SamplingOptions:
     logit_bias: Mapping[int, float] | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
     """What is reported beside the text.

@@ -14,6 +14,7 @@ from typing import Any
 
 from protocols.options import OutputOptions, SamplingOptions, StopConditions
 from protocols.outputs import DecoderCheckpoint, PromptTokensDetails, TraceLink
+from protocols.quick_init import quick_init
 from protocols.token_ids import pack_token_ids, read_token_ids
 from protocols.wire import WireError, from_wire, to_wire, wire
 
@@ -169,6 +170,7 @@ def _encoder_result(value: Any) -> Mapping[str, Any] | None:
     return value
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class PreprocessedRequest:
     """One request, ready for workers.

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from protocols.errors import GatewayError, NoAvailableWorkers
 from protocols.preprocessed import RoutingHints
+from protocols.quick_init import quick_init
 from protocols.worker import Leg, Worker
 from routers.load import Load
 
@@ -60,6 +61,7 @@ class Candidate:
 _NOBODY: frozenset[int] = frozenset()
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Query:
     """What one leg of one request asks for.
@@ -142,6 +144,7 @@ Step = tuple[str, Sequence[Candidate], Sequence[Candidate]]
 """A filter's name, the candidates it saw, and those it left."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Who was chosen, and how it came to that."""

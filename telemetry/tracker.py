@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocols.preprocessed import RequestPhase
+from protocols.quick_init import quick_init
 from protocols.worker import Leg
 
 
@@ -19,6 +20,7 @@ class Gaps(Protocol):
     def observe(self, value: float, count: int = 1, /) -> None: ...
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Served:
     """A worker that a leg was given to."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from protocols.errors import EngineAborted, EngineFailure
 from protocols.openai import ChatCompletionRequest, CompletionRequest
 from protocols.outputs import FinishKind, FinishReason
+from protocols.quick_init import quick_init
 
 FINISH_NAMES = {
     FinishKind.EOS: "stop",
@@ -17,6 +18,7 @@ FINISH_NAMES = {
 }
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class PromptEcho:
     """A prompt as it is told back: `tokens[i]` is the text of `token_ids[i]` alone, `text` that of all."""
@@ -26,6 +28,7 @@ class PromptEcho:
     text: str = ""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     """One answer's form.
