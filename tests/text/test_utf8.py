@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import re
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from text.utf8 import Utf8Tail, incomplete_tail
@@ -15,6 +16,7 @@ BYTE_SOUP = st.lists(
     | st.sampled_from([b"\xf0", b"\xf1", b"\xf4", b"\x90", b"\x9f", b"\x98", b"\xf5", b"\xff", "é€😀\ufffd".encode()]),
     max_size=12,
 ).map(b"".join)
+SURROGATE_AT_THE_END = re.compile(rb"\xed[\xa0-\xbf]\Z")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,8 @@ def test_the_tail_is_what_further_bytes_could_make_a_character(data: bytes, size
 def test_the_tail_is_what_an_incremental_decoder_would_keep(data: bytes) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data)
+    # Python's keeps the first two bytes of a surrogate as well, for the error handler that would let it pass.
+    assume(not SURROGATE_AT_THE_END.search(data))
     assert incomplete_tail(data) == len(decoder.getstate()[0])
 
 
