@@ -132,6 +132,11 @@ def extra_body(request: PreprocessedRequest) -> Mapping[str, Any]:
     return _member(request, "extra_body")
 
 
+def unreserved(request: PreprocessedRequest) -> dict[str, Any]:
+    """The client's fields that the gateway does not know, without those that only it may set."""
+    return {name: value for name, value in extra_body(request).items() if not reserved(name)}
+
+
 def reasoning_parser_kwargs(request: PreprocessedRequest) -> Mapping[str, Any]:
     """What the template was rendered with, for an engine that finds the end of the thinking itself."""
     return _member(request, "reasoning_parser_kwargs")

@@ -14,6 +14,7 @@ import orjson
 
 from engines.base import AttemptIds, Call, EngineAdapter, Probe, ProbeReply, Release, ReplyParser
 from engines.error_body import error_body, http_error
+from engines.fields import extra_body, unreserved
 from engines.messagepack import INSTALLED, pack, unpack
 from engines.native_reply import NativeMsgpackReply, NativeReply
 from engines.prefill_answer import is_terminal, prefill_answer, prompt_details
@@ -90,6 +91,8 @@ class NativeAdapter(EngineAdapter):
         binary = self._binary
         values: dict[str, Any] = request.to_wire(packed=binary and self.worker.traits.packed_ids)
         values["model"] = self.model
+        if extra_body(request):
+            values["extra_args"] = {**values["extra_args"], "extra_body": unreserved(request)}
         body = pack(values) if binary else orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
         kind = MSGPACK if binary else JSON
         accept = MSGPACK if binary else "text/event-stream"

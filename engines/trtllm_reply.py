@@ -93,6 +93,10 @@ class TrtllmReply(Reply):
         usage = chunk.get("usage")
         if usage is not None:
             self._usage = from_wire(CompletionUsage, usage)
+            given = self._request.prefill_result if self._leg is Leg.DECODE else None
+            if given is not None:
+                # Up to 1.2 decode tells what it found itself, which is not what prefill had cached.
+                self._usage.prompt_tokens_details = given.prompt_tokens_details
         choices: list[dict[str, Any]] = chunk["choices"]
         if self._leg is Leg.PREFILL:
             self._check_prefill(chunk, choices)

@@ -48,7 +48,7 @@ class Dialect:
     def finish(self, reason: str = "length") -> bytes:
         return self.tokens(finish=reason)
 
-    def close(self) -> bytes:
+    def close(self, cached: int | None = None) -> bytes:
         """What comes after the finish: the usage, where it has an event of its own, and the end mark."""
         return DONE
 
@@ -78,8 +78,8 @@ class Vllm(Dialect):
             **more,
         }
 
-    def close(self) -> bytes:
-        return _event({"choices": [], "usage": _usage(self.count)}) + DONE
+    def close(self, cached: int | None = None) -> bytes:
+        return _event({"choices": [], "usage": _usage(self.count, cached)}) + DONE
 
     def _chunk(self, ids: list[int], finish: str | None) -> dict[str, Any]:
         choice = {"index": 0, "token_ids": ids, "logprobs": None, "finish_reason": finish, "stop_reason": None}
@@ -102,8 +102,8 @@ class Trtllm(Dialect):
             **more,
         }
 
-    def close(self) -> bytes:
-        return _event({"choices": [], "usage": _usage(self.count)}) + DONE
+    def close(self, cached: int | None = None) -> bytes:
+        return _event({"choices": [], "usage": _usage(self.count, cached)}) + DONE
 
     def _chunk(self, ids: list[int], finish: str | None) -> dict[str, Any]:
         choice = {"index": 0, "token_ids": ids, "logprobs": None, "finish_reason": finish, "stop_reason": None}

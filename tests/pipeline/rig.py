@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -42,13 +43,16 @@ NEVER_S = 3600.0
 
 
 class Clock:
-    """The loop's time, moved on by `forward`."""
+    """The loop's time, moved on by `forward`; the loop's timers move along."""
 
     def __init__(self) -> None:
         self._skew = 0.0
 
     def __call__(self) -> float:
-        return asyncio.get_running_loop().time() + self._skew
+        return time.monotonic() + self._skew
+
+    def rule(self, loop: Any) -> None:
+        loop.time = self
 
     def forward(self, seconds: float) -> None:
         self._skew += seconds
@@ -188,8 +192,9 @@ class DoorClient(WorkerClient):
         self._doors: dict[str, Door] = {}
         self._last: dict[str, Exchange] = {}
 
-    def shut(self, worker: ScriptedWorker) -> Door:
-        door = self._doors[worker.worker.url] = Door()
+    def shut(self, worker: ScriptedWorker | Worker) -> Door:
+        url = worker.url if isinstance(worker, Worker) else worker.worker.url
+        door = self._doors[url] = Door()
         return door
 
     async def send(self, url: str, call: Call, reader: Reader, *, fresh: bool = False) -> Exchange:
@@ -241,6 +246,7 @@ class Rig:
     async def __aenter__(self) -> Rig:
         self.registry.declare(MODEL)
         loop = asyncio.get_running_loop()
+        self.clock.rule(loop)
         loop.set_exception_handler(lambda _, context: self.complaints.append(str(context)))
         return self
 
