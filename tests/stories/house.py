@@ -101,6 +101,7 @@ class House:
         self._sections = settings
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="house", daemon=True)
+        self._wires: list[Wire] = []
         self._sdk: openai.OpenAI | None = None
         self._http: httpx.Client | None = None
         self.gateway: Gateway
@@ -119,6 +120,7 @@ class House:
 
     def leave(self) -> None:
         """Begins to close."""
+        self.hang_up()
         for client in (self._sdk, self._http):
             if client is not None:
                 client.close()
@@ -180,7 +182,13 @@ class House:
 
     def wire(self, **options: Any) -> Wire:
         """A bare connection."""
-        return Wire(*self.gateway.address, **options)
+        self._wires.append(Wire(*self.gateway.address, **options))
+        return self._wires[-1]
+
+    def hang_up(self) -> None:
+        """Ends the connections that a story has left open."""
+        while self._wires:
+            self._wires.pop().close()
 
     # ---- a look inside
 
@@ -220,6 +228,12 @@ class House:
     def eventually(self, true: Callable[[], Any], within_s: float = 1.0) -> float:
         """Until `true()` holds, asked on the house's loop; how long it took, in seconds."""
         return self.wait(_eventually(true, within_s), within_s + 5)
+
+    def rest(self, within_s: float = 1.0) -> None:
+        """The end of a story: what it left is closed, and nobody may hold anything or have shown a bug."""
+        self.hang_up()
+        self.settle(within_s)
+        assert self.faults == []
 
     def settle(self, within_s: float = 1.0) -> None:
         """Until nobody holds anything: no worker, no load, no counter. Raises AssertionError saying what is left."""
