@@ -9,7 +9,8 @@ a visible id ends it seen. The id itself is always counted. An id that does not 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
 from protocols.outputs import (
     BackendOutput,
@@ -25,6 +26,7 @@ from text.tokenizer import Tokenizer
 
 _CONTEXT = 64
 """Ids of the prompt's end that a stream may look back on."""
+_START = DecoderCheckpoint()
 
 
 class Decoder:
@@ -36,7 +38,7 @@ class Decoder:
 
     def __init__(self, tokenizer: Tokenizer, request: PreprocessedRequest) -> None:
         conditions = request.stop_conditions
-        seed = request.jail_seed or DecoderCheckpoint()
+        seed = request.jail_seed or _START
         end = max(0, len(request.token_ids) - len(seed.pending_token_ids))
         self._tokenizer = tokenizer
         self._stream = tokenizer.decode_stream(
@@ -46,10 +48,10 @@ class Decoder:
         )
         include = bool(request.sampling_options.include_stop_str_in_output)
         self._filter = StopFilter(conditions.stop or (), include=include, jailed=seed.jailed_text)
-        self._eos = frozenset(request.eos_token_ids)
-        self._named = _special_stops(tokenizer, conditions.stop or ())
-        self._stop_ids = {**dict.fromkeys(self._named, include), **_stop_ids(request, self._eos, include)}
-        self._ending_ids = frozenset(self._stop_ids)
+        self._eos = request.eos_token_ids
+        self._named = _special_stops(tokenizer, conditions.stop) if conditions.stop else {}
+        self._stop_ids = _stop_ids(request, self._named, include)
+        self._ending_ids = self._stop_ids.keys()
         self._room = sys.maxsize if conditions.max_tokens is None else conditions.max_tokens
         self._unarmed = conditions.min_tokens or 0
         self._plain = not conditions.stop and not self._unarmed and not seed.jailed_text
@@ -90,6 +92,8 @@ class Decoder:
     def _take(self, ids: Sequence[int]) -> tuple[int, str]:
         """Reads ids up to the one that ends the answer. How many were taken, and the text that may be shown."""
         count = len(ids)
+        if not count:
+            return 0, ""
         if self._plain and self._finish is None and count <= self._room and self._ending_ids.isdisjoint(ids):
             self._room -= count
             return count, self._stream.feed(ids)
@@ -171,17 +175,27 @@ class Decoder:
                     alternative.bytes = list(self._tokenizer.token_bytes(alternative.token_id))
 
 
-def _stop_ids(request: PreprocessedRequest, eos: frozenset[int], include: bool) -> dict[int, bool]:
+def _stop_ids(request: PreprocessedRequest, named: Collection[int], include: bool) -> Mapping[int, bool]:
     """The ids that end the answer, and whether their text is seen."""
-    conditions = request.stop_conditions
+    conditions, eos = request.stop_conditions, request.eos_token_ids
     own, hidden, visible = (
-        frozenset(ids or ())
-        for ids in (conditions.stop_token_ids, conditions.stop_token_ids_hidden, conditions.stop_token_ids_visible)
+        conditions.stop_token_ids or (),
+        conditions.stop_token_ids_hidden or (),
+        conditions.stop_token_ids_visible or (),
     )
-    hidden |= eos
+    if not (named or own or visible or conditions.ignore_eos) and hidden == eos:
+        return _eos_alone(eos)
+    unseen, seen = {*hidden, *eos}, {*visible}
     if conditions.ignore_eos:
-        hidden, visible = hidden - eos, visible - eos
-    return {**dict.fromkeys(own, include), **dict.fromkeys(hidden, False), **dict.fromkeys(visible, True)}
+        unseen.difference_update(eos)
+        seen.difference_update(eos)
+    return {**dict.fromkeys((*named, *own), include), **dict.fromkeys(unseen, False), **dict.fromkeys(seen, True)}
+
+
+@lru_cache(maxsize=64)
+def _eos_alone(eos: tuple[int, ...]) -> Mapping[int, bool]:
+    """The usual request brings no stops of its own: it shares its model's."""
+    return dict.fromkeys(eos, False)
 
 
 def _special_stops(tokenizer: Tokenizer, stops: Sequence[str]) -> dict[int, str]:

@@ -1,6 +1,6 @@
 """A choice's outputs to OpenAI's stream events; the last step of a token's way.
 
-The bytes around a text are made once per choice; a read of the worker's reply becomes one chunk, however many tokens it
+The bytes around a text are made beforehand; a read of the worker's reply becomes one chunk, however many tokens it
 brought. Nothing is sent that shows nothing: ids whose text is withheld wait for it.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import orjson
@@ -75,7 +76,7 @@ class ChoiceDeltas(ABC):
             self._report = TokenReport(form, self._prompt, exact=self.exact)
         self._first = True
         self._plain = self._report is None and not form.continuous_usage
-        before, _, after = orjson.dumps(self._choice(self._body(_HOLE))).partition(orjson.dumps(_HOLE))
+        before, after = _around_text(type(self), index)
         self._lead = frame.head + before
         self._trail = after + frame.tail
 
@@ -109,18 +110,17 @@ class ChoiceDeltas(ABC):
             self._report.tell(text, ending)
         events = b""
         if self._echo or text:
-            events = self._chunk(self._choice(self._body(self._echo + text)))
+            events = self._chunk(_choice(self._index, self.body(self._echo + text)))
             self._echo = ""
         if ending is not None:
             self.finished = True
-            choice = self._choice(self._empty_body(), finish)
+            if self._plain and ending.stop_reason is None:
+                return events + self._frame.head + _finish(type(self), self._index, finish) + self._frame.tail
+            choice = _choice(self._index, self.empty_body(), finish)
             if ending.stop_reason is not None:
                 choice["stop_reason"] = ending.stop_reason
             events += self._chunk(choice)
         return events
-
-    def _choice(self, body: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
-        return {"index": self._index, **body, "logprobs": None, "finish_reason": finish}
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         """The chunk of a choice, with what the report has to tell by now."""
@@ -142,14 +142,35 @@ class ChoiceDeltas(ABC):
         """What is sent before anything of any choice."""
         return b""
 
+    @staticmethod
     @abstractmethod
-    def _body(self, text: str) -> dict[str, Any]: ...
+    def body(text: str) -> dict[str, Any]:
+        """A choice's member that holds its text."""
 
+    @staticmethod
     @abstractmethod
-    def _empty_body(self) -> dict[str, Any]: ...
+    def empty_body() -> dict[str, Any]:
+        """The same where there is no text."""
 
     @abstractmethod
     def _logprobs(self, report: TokenReport) -> dict[str, Any]: ...
+
+
+def _choice(index: int, body: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
+    return {"index": index, **body, "logprobs": None, "finish_reason": finish}
+
+
+@lru_cache(maxsize=256)
+def _around_text(deltas: type[ChoiceDeltas], index: int) -> tuple[bytes, bytes]:
+    """The bytes of a choice before its text and after it, the same in all streams."""
+    before, _, after = orjson.dumps(_choice(index, deltas.body(_HOLE))).partition(orjson.dumps(_HOLE))
+    return before, after
+
+
+@lru_cache(maxsize=256)
+def _finish(deltas: type[ChoiceDeltas], index: int, finish: str | None) -> bytes:
+    """The bytes of a choice that says nothing but how it ended."""
+    return orjson.dumps(_choice(index, deltas.empty_body(), finish))
 
 
 class ChatDeltas(ChoiceDeltas):
@@ -160,12 +181,14 @@ class ChatDeltas(ChoiceDeltas):
     prompt_at_root = True
 
     def opening(self) -> bytes:
-        return self._frame.chunk(self._choice({"delta": {"role": "assistant", "content": ""}}), {})
+        return self._frame.chunk(_choice(self._index, {"delta": {"role": "assistant", "content": ""}}), {})
 
-    def _body(self, text: str) -> dict[str, Any]:
+    @staticmethod
+    def body(text: str) -> dict[str, Any]:
         return {"delta": {"content": text}}
 
-    def _empty_body(self) -> dict[str, Any]:
+    @staticmethod
+    def empty_body() -> dict[str, Any]:
         return {"delta": {}}
 
     def _logprobs(self, report: TokenReport) -> dict[str, Any]:
@@ -179,10 +202,12 @@ class CompletionDeltas(ChoiceDeltas):
     exact = False
     prompt_at_root = False
 
-    def _body(self, text: str) -> dict[str, Any]:
+    @staticmethod
+    def body(text: str) -> dict[str, Any]:
         return {"text": text}
 
-    def _empty_body(self) -> dict[str, Any]:
+    @staticmethod
+    def empty_body() -> dict[str, Any]:
         return {"text": ""}
 
     def _logprobs(self, report: TokenReport) -> dict[str, Any]:
@@ -218,7 +243,7 @@ class StreamRenderer:
         if self._started:
             return b""
         self._started = True
-        return b"".join(choice.opening() for choice in self._choices)
+        return b"".join([choice.opening() for choice in self._choices])
 
     def feed(self, index: int, outputs: Sequence[BackendOutput]) -> bytes:
         """The events of one read's outputs of choice `index`; b"" when they show nothing.

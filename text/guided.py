@@ -17,6 +17,13 @@ from protocols.openai_errors import invalid, wrong_type
 from protocols.options import GuidedDecoding
 
 _ANY_OBJECT = {"type": "object"}
+_FIELDS = frozenset(
+    {
+        "response_format", "structured_outputs", "structural_tag", "guided_json", "guided_regex", "guided_choice",
+        "guided_grammar", "regex", "ebnf",
+    }
+)  # fmt: skip
+"""The request's fields that may hold a constraint."""
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 
@@ -26,6 +33,8 @@ Found = tuple[str, str, Any]
 
 def guided_decoding(request: GenerationRequest) -> GuidedDecoding | None:
     """The request's constraint, None when it has none. Raises InvalidRequest when it has two or an unusable one."""
+    if request.model_fields_set.isdisjoint(_FIELDS):
+        return None
     found = [*_from_response_format(request), *_from_fields(request), *_from_structured_outputs(request)]
     if not found:
         return None

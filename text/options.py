@@ -112,6 +112,8 @@ def stop_conditions(request: Request, card: ModelCard, max_tokens: int | None) -
 
 def _stops(request: GenerationRequest) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:
     stop = request.stop
+    if stop is None and not request.stop_token_ids:
+        return None, None
     items: Sequence[str | int] = (stop,) if isinstance(stop, str) else stop or ()
     strings = tuple(item for item in items if isinstance(item, str))
     ids = dict.fromkeys(item for item in items if isinstance(item, int))

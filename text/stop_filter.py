@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_NOTHING: frozenset[str] = frozenset()
+
 
 class StopFilter:
     """Fed with text, gives out what may be shown.
@@ -20,9 +22,9 @@ class StopFilter:
     __slots__ = ("_include", "_longest", "_starts", "_stops", "jailed")
 
     def __init__(self, stops: Sequence[str], *, include: bool, jailed: str = "") -> None:
-        self._stops = tuple(dict.fromkeys(filter(None, stops)))
-        self._starts = frozenset(stop[0] for stop in self._stops)
-        self._longest = max(map(len, self._stops), default=0)
+        self._stops = tuple(dict.fromkeys(filter(None, stops))) if stops else ()
+        self._starts = frozenset(stop[0] for stop in self._stops) if stops else _NOTHING
+        self._longest = max(map(len, self._stops), default=0) if stops else 0
         self._include = include
         self.jailed = jailed
         """The text withheld: a stop string may begin with it. What is complete in it already does not count."""

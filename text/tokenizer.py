@@ -81,7 +81,7 @@ class Tokenizer:
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str | None]:
         """`token_text` of each."""
-        return [self._texts.text_of(token_id) for token_id in token_ids]
+        return list(map(self._texts.text_of, token_ids))
 
     def token_bytes(self, token_id: int) -> bytes:
         """One token's own bytes; they may be a part of a character only."""

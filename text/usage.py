@@ -40,14 +40,17 @@ class UsageCount:
     `i // candidates`.
     """
 
-    __slots__ = ("_candidates", "_prompt_tokens", "choices")
+    __slots__ = ("_candidates", "_known", "_prompt_tokens", "choices")
 
     def __init__(self, prompt_tokens: Sequence[int | None], candidates: int = 1) -> None:
         self._prompt_tokens = tuple(prompt_tokens)
+        self._known = None if None in self._prompt_tokens else sum(filter(None, self._prompt_tokens))
         self._candidates = candidates
         self.choices = [ChoiceCount() for _ in range(len(self._prompt_tokens) * candidates)]
 
     def prompt_tokens(self) -> int:
+        if self._known is not None:
+            return self._known
         return sum(
             self._reported(place) if length is None else length for place, length in enumerate(self._prompt_tokens)
         )
@@ -56,13 +59,15 @@ class UsageCount:
         return max((choice.engine.prompt_tokens for choice in self._of(place) if choice.engine), default=0)
 
     def completion_tokens(self) -> int:
-        return sum(choice.completion_tokens() for choice in self.choices)
+        return sum([choice.completion_tokens() for choice in self.choices])
 
     def cached_tokens(self) -> int | None:
         """Prompt tokens that an earlier request had left cached; None unless known of every prompt.
 
         A prompt with several choices counts once: the choice that found the least cached tells what was there before.
         """
+        if len(self.choices) == 1:
+            return self.choices[0].cached_tokens
         total = 0
         for place in range(len(self._prompt_tokens)):
             known = [choice.cached_tokens for choice in self._of(place) if choice.cached_tokens is not None]
