@@ -145,11 +145,11 @@ def reasoning_parser_kwargs(request: PreprocessedRequest) -> Mapping[str, Any]:
 def stream_interval(request: PreprocessedRequest) -> int | None:
     """How many tokens an engine may gather into one event, where the gateway says so."""
     extra = request.extra_args
-    value = extra.get("stream_interval") if isinstance(extra, Mapping) else None
+    value = extra.get("stream_interval") if extra and isinstance(extra, Mapping) else None
     return value if isinstance(value, int) and value > 0 else None
 
 
 def _member(request: PreprocessedRequest, name: str) -> Mapping[str, Any]:
     extra = request.extra_args
-    value = extra.get(name) if isinstance(extra, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
+    value = extra.get(name) if extra and isinstance(extra, Mapping) else None
+    return value if value and isinstance(value, Mapping) else {}

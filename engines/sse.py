@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from protocols.errors import ProtocolViolation
 
-_FAST = b"data: "
+_START, _BETWEEN = b"data: ", b"\n\ndata: "
 
 
 class SseParser:
@@ -34,10 +34,11 @@ class SseParser:
     def feed(self, data: bytes) -> list[bytes]:
         """Payloads only; what engines' streams need."""
         fresh = not (self._rest or self._data or self._last_cr or self._overflow)
-        if fresh and data[-2:] == b"\n\n" and len(data) <= self._max and b"\r" not in data:
-            fast = _whole_events(data)
-            if fast is not None:
-                return fast
+        if fresh and data[:6] == _START and data[-2:] == b"\n\n" and len(data) <= self._max and b"\r" not in data:
+            # The usual read: one or more whole events of one `data` line each, if there are no other line ends.
+            payloads = data[6:-2].split(_BETWEEN)
+            if data.count(b"\n") == 2 * len(payloads):
+                return payloads
         return [payload for _, payload in self.feed_named(data)]
 
     def feed_named(self, data: bytes) -> list[tuple[bytes, bytes]]:
@@ -96,14 +97,3 @@ class SseParser:
     def unfinished(self) -> bool:
         """Bytes of an event that never became complete."""
         return bool(self._rest or self._data)
-
-
-def _whole_events(data: bytes) -> list[bytes] | None:
-    """The usual read: one or more whole one-line `data: …` events. None when it is anything else."""
-    payloads = data[:-2].split(b"\n\n")
-    out = []
-    for event in payloads:
-        if event[:6] != _FAST or b"\n" in event:
-            return None
-        out.append(event[6:])
-    return out
