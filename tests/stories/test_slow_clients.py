@@ -1,0 +1,145 @@
+"""Clients that read slowly or not at all, and workers that keep a client waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from simulator.model import Pace
+from tests.stories.house import House, pair, solo
+from tests.stories.oracle import answer
+from tests.stories.wire import Wire, events_of
+
+OpenHouse = Callable[..., House]
+
+TORRENT = Pace(ttft_s=0.0, prefill_s=0.0, decode_s=0.001, batch_s=0.0, tokens_per_step=16)
+PATIENT = Pace(ttft_s=1.0, prefill_s=1e-6, decode_s=0.0005, batch_s=0.0)
+HELD_FOR = {"first_byte_hold_s": 0.3, "ping_interval_s": 0.2}
+PROMPT = "Tell me of the sea."
+FLOOD: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 8000, "temperature": 0, "logprobs": 20, "stream": True}
+"""Some 10 MB of answer, more than all sockets on the way hold."""
+
+
+def clog(house: House, model: str) -> Wire:
+    """A client that asks for a flood and reads nothing, once the flood stands at its door."""
+    wire = house.wire(receive_buffer=4096)
+    wire.post("/v1/completions", {"model": model, **FLOOD})
+    house.eventually(lambda: any(flow.paused for flow in flows(house)), within_s=5)
+    return wire
+
+
+def flows(house: House) -> list[Any]:
+    """The flows of the running requests: those whose workers' replies are being read."""
+    return [watch.context.flow for watch in house.gateway.ticker._watches if hasattr(watch, "context")]
+
+
+def unsent(house: House) -> int:
+    """Bytes that the gateway holds for its clients."""
+    server = house.gateway._server
+    assert server is not None
+    return sum(connection.transport.get_write_buffer_size() for connection in server.server_state.connections)
+
+
+def test_what_a_client_does_not_read_stays_at_the_worker(open_house: OpenHouse) -> None:
+    house = open_house(pair("vllm", pace=TORRENT))
+    clog(house, "pair-vllm")
+
+    house.eventually(lambda: all(worker.engine.idle for worker in house.workers("pair-vllm")), within_s=5)
+
+    assert [flow.paused for flow in house.call(flows, house)] == [True]
+    assert 0 < house.call(unsent, house) < 512 * 1024
+
+
+def test_other_clients_do_not_notice_one_that_reads_nothing(open_house: OpenHouse) -> None:
+    house = open_house(pair("vllm", pace=TORRENT))
+    clog(house, "pair-vllm")
+
+    replies = [
+        house.http.post(
+            "/v1/completions", json={"model": "pair-vllm", "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
+        )
+        for _ in range(4)
+    ]
+
+    assert [reply.json()["choices"][0]["text"] for reply in replies] == [answer(PROMPT, 20)] * 4
+    assert max(reply.elapsed.total_seconds() for reply in replies) < 0.5
+
+
+def test_a_client_that_reads_late_gets_all_of_it(open_house: OpenHouse) -> None:
+    house = open_house(pair("vllm", pace=TORRENT))
+    wire = clog(house, "pair-vllm")
+
+    events = events_of(wire.reply().body)
+
+    assert events.text() == answer(PROMPT, 8000)
+    assert (events.finishes(), events.done) == (["length"], 1)
+
+
+def test_a_client_that_takes_nothing_for_too_long_is_dropped(open_house: OpenHouse) -> None:
+    house = open_house(pair("vllm", pace=TORRENT), server={"write_timeout_s": 0.3})
+    clog(house, "pair-vllm")
+
+    house.settle(within_s=2)
+
+    assert house.count("finished", status="error", error_type="cancelled") == 1
+    assert house.count("disconnects") == 1
+
+
+# ---- clients that wait
+
+
+def test_a_stream_that_is_slow_to_begin_is_kept_alive_by_comments(open_house: OpenHouse) -> None:
+    house = open_house(solo("vllm", workers=2, pace=PATIENT), server=HELD_FOR)
+    request: Any = {"model": "solo-vllm", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "stream": True}
+    wire = house.wire()
+    wire.post("/v1/completions", request)
+
+    by_sdk = "".join(chunk.choices[0].text for chunk in house.sdk.completions.create(**request))
+    events = events_of(wire.reply().body)
+
+    assert by_sdk == events.text() == answer(PROMPT, 8)
+    assert events.pings
+    assert events.done == 1
+
+
+def test_a_failure_after_the_status_is_out_is_an_event(open_house: OpenHouse) -> None:
+    house = open_house(solo("vllm", pace=PATIENT), server=HELD_FOR)
+    (worker,) = house.workers("solo-vllm")
+    house.call(worker.faults.add, "die@token:0")
+    wire = house.wire()
+    wire.post(
+        "/v1/chat/completions", {"model": "solo-vllm", "messages": [{"role": "user", "content": "?"}], "stream": True}
+    )
+
+    reply = wire.reply()
+
+    events = events_of(reply.body)
+    assert reply.status == 200
+    assert events.pings
+    assert events.error is not None
+    assert events.error["code"] == "no_available_workers"
+    assert (events.chunks, events.done) == ([], 0)
+
+
+def test_a_failure_before_the_status_is_out_is_the_status(open_house: OpenHouse) -> None:
+    house = open_house(solo("vllm", pace=PATIENT), server={"first_byte_hold_s": 5.0})
+    (worker,) = house.workers("solo-vllm")
+    house.call(worker.faults.add, "die@token:0")
+    wire = house.wire()
+    wire.post("/v1/completions", {"model": "solo-vllm", "prompt": PROMPT, "stream": True})
+
+    reply = wire.reply()
+
+    assert (reply.status, reply.json()["error"]["code"]) == (503, "no_available_workers")
+
+
+def test_a_client_that_leaves_between_comments_is_noticed(open_house: OpenHouse) -> None:
+    house = open_house(solo("vllm", pace=PATIENT), server=HELD_FOR)
+    wire = house.wire()
+    wire.post("/v1/completions", {"model": "solo-vllm", "prompt": PROMPT, "stream": True})
+    assert next(wire.pieces(wire.head())) == b": ping\n"
+
+    wire.close()
+
+    house.settle(within_s=0.3)
+    assert house.count("disconnects") == 1
