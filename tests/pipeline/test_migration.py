@@ -296,7 +296,7 @@ async def test_a_failure_that_says_so_is_not_tried_again() -> None:
 
 
 async def test_a_refusal_of_what_we_made_of_the_request_is_no_fault_of_the_clients() -> None:
-    """Prompt and shown tokens may be refused together where the prompt was not: the client is told what really failed."""
+    """Prompt and shown tokens may be refused where the prompt alone was not: the client is told what really failed."""
     service = ScriptedService([[tokens(5), Disconnected("it broke")], [InvalidRequest("too long")]])
 
     with pytest.raises(Disconnected, match="it broke"):
