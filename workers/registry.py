@@ -112,7 +112,7 @@ class Registry:
 
     def states(self) -> list[WorkerState]:
         """Every worker's standing now, for /health, metrics and the dashboard."""
-        now = self._clock()
+        now = self._now()
         return [
             WorkerState(
                 member.worker,

@@ -439,6 +439,18 @@ def test_the_longest_of_several_cool_downs_does_not_hide_the_end_of_a_shorter_on
     assert statuses(registry) == {1: Status.READY}
 
 
+def test_looking_at_a_worker_whose_cool_down_has_lapsed_does_not_keep_it_from_requests(registry, clock):
+    join(registry, worker(1))
+    registry.cool(1, 5.0, "told to")
+    assert statuses(registry) == {1: Status.COOLING}
+    clock.now += 5.1
+
+    (state,) = registry.states()
+
+    assert state.status is Status.READY
+    assert statuses(registry) == {1: Status.READY}
+
+
 def test_a_shorter_cool_down_does_not_cut_a_longer_one(registry, clock):
     join(registry, worker(1))
     registry.cool(1, 30.0, "told to")
