@@ -34,6 +34,7 @@ _MEDIA_PARTS = {
 MEDIA = ("image", "audio", "video")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """A message's reasoning by its names. The first is the one that templates read; gpt-oss reads the second."""
+_REASONING_NAMES = frozenset(_REASONING)
 
 
 class NoContent(enum.Enum):
@@ -65,14 +66,14 @@ def template_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTra
 
 
 def _message(message: Mapping[str, Any], where: str, traits: TemplateTraits) -> Message:
-    if not isinstance(message, Mapping):
+    if not isinstance(message, (dict, Mapping)):
         raise _invalid(f"{where} must be an object")
     # transformers 5.24 leaves null members out too: many templates would print "None".
     out = {name: value for name, value in message.items() if value is not None}
     if out.get("role") == "developer" and not traits.developer:
         out["role"] = "system"
-    reasoning = next((out[name] for name in _REASONING if name in out), None)
-    if reasoning is not None:
+    if not _REASONING_NAMES.isdisjoint(out):
+        reasoning = next(out[name] for name in _REASONING if name in out)
         out = {"thinking": reasoning, **out, "reasoning_content": reasoning}
     if "content" in out:
         out["content"] = _content(out["content"], f"{where}.content", out.get("role"), traits)

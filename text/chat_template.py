@@ -44,15 +44,15 @@ class ChatTemplate:
         sources = {DEFAULT: source} if isinstance(source, str) else dict(source)
         if not sources:
             raise ValueError("no chat template in an empty list of templates")
-        self._special_tokens = dict(special_tokens or {})
+        self._constants = {**environment.globals, **(special_tokens or {})}
         self._templates: dict[str, Template] = {}
         for name, text in sources.items():
             try:
                 loaded = self._templates[name] = environment.from_string(text)
             except TemplateSyntaxError as error:
                 raise ValueError(f"chat template {name!r}, line {error.lineno}: {error.message}") from error
-            # Jinja chains the environment's globals behind the template's own, and walks the chain at every rendering.
-            loaded.globals = dict(loaded.globals)
+            # They are among the constants; here Jinja would walk through the environment's at every rendering.
+            loaded.globals = {}
         self._traits = {name: self._probe(name, text) for name, text in sources.items()}
 
     def traits(self, template: str | None = None, *, tools: bool = False) -> TemplateTraits:
@@ -107,7 +107,10 @@ class ChatTemplate:
         return DEFAULT if DEFAULT in self._templates else next(iter(self._templates))
 
     def _run(self, name: str, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-        return self._templates[name].render({**self._special_tokens, **variables, "messages": messages})
+        template = self._templates[name]
+        known = {**self._constants, **variables, "messages": messages}
+        # The steps of `render`, which would copy all that is known, twice.
+        return "".join(template.root_render_func(template.new_context(known, shared=True)))
 
     # ---- what a template takes
 
