@@ -40,6 +40,8 @@ class Background:
         until = loop.time() + timeout_s
         while self._tasks and (left_s := until - loop.time()) > 0:
             await asyncio.wait(set(self._tasks), timeout=left_s)
+        # Cancelled before its first step, a task would never reach its `finally`.
+        await asyncio.sleep(0)
         left = set(self._tasks)
         for task in left:
             task.cancel()

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from engines import adapter_for
-from engines.base import Call
+from engines.base import Call, EngineAdapter
+from engines.openai_text import OpenAIAdapter
 from pipeline.background import Background
 from pipeline.build import Resilience, TokenService, build_preprocessed_pipeline
 from pipeline.context import RequestContext
@@ -220,7 +221,7 @@ class Rig:
     ) -> None:
         self.clock = Clock()
         self.loads = Loads()
-        self.registry = Registry(adapter_for, self.loads, clock=self.clock)
+        self.registry = Registry(_adapter, self.loads, clock=self.clock)
         self.client = DoorClient()
         self.ticker = Ticker(NEVER_S)
         self.background = Background()
@@ -357,6 +358,10 @@ class Rig:
     def standing(self, worker: ScriptedWorker | Worker) -> str:
         worker_id = worker.id
         return next(state.status.value for state in self.registry.states() if state.worker.id == worker_id)
+
+
+def _adapter(worker: Worker, model: str) -> EngineAdapter:
+    return OpenAIAdapter(worker, model) if worker.engine is Engine.OPENAI else adapter_for(worker, model)
 
 
 async def settled(true: Callable[[], bool]) -> None:
