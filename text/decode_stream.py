@@ -10,7 +10,7 @@ prompt and answer so far, with the old one's `pending`, goes on exactly where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,32 +41,37 @@ class DecodeStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByteTable:
-    """A byte-level vocabulary by id: bytes, and the text where the bytes are whole characters, else None."""
+    """A byte-level vocabulary: each id's text; None where its bytes, then in `broken`, are no whole characters."""
 
-    pieces: Sequence[bytes]
     texts: Sequence[str | None]
+    broken: Mapping[int, bytes]
 
     @classmethod
-    def of(cls, pieces: Sequence[bytes]) -> ByteTable:
-        return cls(pieces, [_whole(piece) for piece in pieces])
+    def of(cls, pieces: Iterable[bytes]) -> ByteTable:
+        """`pieces`: each id's bytes, from 0 on."""
+        texts: list[str | None] = []
+        broken: dict[int, bytes] = {}
+        for token_id, piece in enumerate(pieces):
+            try:
+                texts.append(piece.decode("utf-8"))
+            except UnicodeDecodeError:
+                texts.append(None)
+                broken[token_id] = piece
+        return cls(texts, broken)
 
     def without(self, hidden: frozenset[int]) -> ByteTable:
         """The same table with no text for the ids in `hidden`."""
-        pieces, texts = list(self.pieces), list(self.texts)
+        texts = list(self.texts)
         for token_id in hidden:
-            pieces[token_id], texts[token_id] = b"", ""
-        return ByteTable(pieces, texts)
+            texts[token_id] = ""
+        return ByteTable(texts, self.broken)
 
     def piece(self, token_id: int) -> bytes:
         """The id's bytes; none for an id outside the vocabulary."""
-        return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
-
-
-def _whole(piece: bytes) -> str | None:
-    try:
-        return piece.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
+        if not 0 <= token_id < len(self.texts):
+            return b""
+        text = self.texts[token_id]
+        return self.broken[token_id] if text is None else text.encode()
 
 
 class ByteStream:
@@ -92,7 +97,7 @@ class ByteStream:
     def feed(self, token_ids: Sequence[int], /) -> str:
         if len(token_ids) == 1:
             return self.step(token_ids[0])
-        return self._tail.push(token_ids)
+        return "".join(map(self.step, token_ids))
 
     def step(self, token_id: int, /) -> str:
         if not self._tail.data and 0 <= token_id < self._size:

@@ -24,16 +24,16 @@ class TokenTexts(Protocol):
 
 
 class ByteTexts:
-    """A byte-level vocabulary, unrolled: about 100 bytes of memory per id."""
+    """A byte-level vocabulary, unrolled: about 75 bytes of memory per id."""
 
     def __init__(self, hf: HfTokenizer, size: int, special: frozenset[int]) -> None:
         tokens = (hf.id_to_token(token_id) for token_id in range(size))
-        self._all = ByteTable.of([piece_of(token) if token is not None else b"" for token in tokens])
+        self._all = ByteTable.of(piece_of(token) if token is not None else b"" for token in tokens)
         self._shown = self._all.without(special)
 
     def text_of(self, token_id: int) -> str:
         text = self._all.texts[token_id] if 0 <= token_id < len(self._all.texts) else ""
-        return text if text is not None else self._all.pieces[token_id].decode("utf-8", "replace")
+        return text if text is not None else self._all.broken[token_id].decode("utf-8", "replace")
 
     def bytes_of(self, token_id: int) -> bytes:
         return self._all.piece(token_id)

@@ -43,7 +43,8 @@ class Tokenizer:
         trial = [token.content for token in added.values()][:_TRIAL_TOKENS]
         self._fast = fast_encoder(definition, self._encode_by_hf, trial) if fast else None
         self._encode: Encode = self._fast or self._encode_by_hf
-        decoder = orjson.loads(definition).get("decoder")
+        # As it stands in tokenizer.json; to read it there, the whole vocabulary would be unfolded.
+        decoder = orjson.loads(self._hf.decoder.__getstate__()) if self._hf.decoder is not None else None
         self._texts: TokenTexts
         if is_byte_level(decoder):
             self._texts = ByteTexts(self._hf, self.vocab_size, self.special_token_ids)
