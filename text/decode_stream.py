@@ -92,7 +92,7 @@ class ByteStream:
 
     @property
     def pending(self) -> tuple[int, ...]:
-        return self._tail.pending
+        return self._tail.pending if self._tail.data else ()
 
     def feed(self, token_ids: Sequence[int], /) -> str:
         if len(token_ids) == 1:
