@@ -6,6 +6,7 @@ endpoints, so that no middleware stands between a token and its socket.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from app.api.call import Endpoint
 from app.api.generation import Generation
-from app.api.identity import request_id_of
+from app.api.identity import PROCESSING_MS, request_id_of
 from app.api.status import status_routes
 from app.responses import Receive, Send, send_error
 from app.version import VERSION
@@ -33,8 +35,8 @@ Asgi = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
 def build_front(gateway: Gateway) -> Asgi:
     """The ASGI application of one gateway."""
     hot: dict[str, Asgi] = {
-        "/v1/chat/completions": Generation(gateway, chat=True),
-        "/v1/completions": Generation(gateway, chat=False),
+        "/v1/chat/completions": Endpoint(gateway, Generation(chat=True).call),
+        "/v1/completions": Endpoint(gateway, Generation(chat=False).call),
     }
     hot |= {f"{path}/": endpoint for path, endpoint in hot.items()}
     rest = _build_app(gateway)
@@ -129,12 +131,13 @@ async def _not_posted(scope: dict[str, Any], send: Send) -> None:
 
 
 def _with_id(scope: dict[str, Any], send: Send) -> Send:
-    """Puts the request's id on the response."""
-    request_id = request_id_of(scope["headers"])
+    """Puts the request's id and the time it took on the response."""
+    request_id, began_at = request_id_of(scope["headers"]), time.monotonic()
 
     async def named(message: Any) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), (b"x-request-id", request_id)]}
+            own = [(b"x-request-id", request_id), (PROCESSING_MS, b"%d" % ((time.monotonic() - began_at) * 1000))]
+            message = {**message, "headers": [*message.get("headers", []), *own]}
         await send(message)
 
     return named

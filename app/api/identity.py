@@ -1,4 +1,4 @@
-"""The id a request is known by to its client and in our logs. Workers never see it."""
+"""What a response's headers say of its request: the id it is known by (workers never see it), and the time it took."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import random
 import re
 from collections.abc import Iterable
 
+PROCESSING_MS = b"openai-processing-ms"
+"""The response header that says how long the gateway took, up to the head, in whole milliseconds."""
 MAX_LENGTH = 128
 _ALLOWED = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,%d}" % MAX_LENGTH)
 

@@ -44,6 +44,20 @@ def test_an_odd_id_is_replaced_by_one_of_our_own(house: House, name: str) -> Non
     assert OWN.fullmatch(posted(house, STREAM, **{"x-request-id": name}).header("x-request-id"))
 
 
+@pytest.mark.parametrize("body", [BODY, STREAM, {**BODY, "prompt": 5}, {**BODY, "model": "nobody"}, b"{"])
+def test_an_answer_says_how_long_it_took(house: House, body: Any) -> None:
+    took_ms = posted(house, body).header("openai-processing-ms")
+
+    assert took_ms.isdigit()
+    assert int(took_ms) < 10_000
+
+
+@pytest.mark.parametrize("path", ["/live", "/v1/models", "/health", "/metrics", "/nowhere"])
+def test_every_other_route_says_so_too(house: House, path: str) -> None:
+    with house.wire() as wire:
+        assert wire.get(path).header("openai-processing-ms").isdigit()
+
+
 def test_an_id_of_a_megabyte_is_neither_kept_nor_repeated(house: House) -> None:
     reply = posted(house, STREAM, **{"x-request-id": "a" * 1_000_000})
 
