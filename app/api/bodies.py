@@ -31,9 +31,8 @@ class BodyBudget:
 
     async def read(self, headers: Iterable[Header], receive: Receive) -> bytes:
         """The whole body. Raises InvalidRequest kinds, Overloaded, or ClientGone when the client left meanwhile."""
-        announced = check_headers(headers, self.max_body)
-        if self.bytes + (announced or 0) > self._max_in_flight:
-            raise Overloaded("the gateway already reads as many bytes of requests as it may")
+        held = check_headers(headers, self.max_body) or 0
+        self._hold(held)
         parts: list[bytes] = []
         size = 0
         try:
@@ -43,14 +42,22 @@ class BodyBudget:
                     raise ClientGone("the client left before its request was complete")
                 part = message.get("body", b"")
                 size += len(part)
-                self.bytes += len(part)
                 if size > self.max_body:
                     raise _too_large(self.max_body)
+                if size > held:
+                    self._hold(size - held)
+                    held = size
                 parts.append(part)
                 if not message.get("more_body", False):
                     return parts[0] if len(parts) == 1 else b"".join(parts)
         finally:
-            self.bytes -= size
+            self.bytes -= held
+
+    def _hold(self, size: int) -> None:
+        """What is announced counts from the start, what is not as it comes."""
+        if self.bytes + size > self._max_in_flight:
+            raise Overloaded("the gateway already reads as many bytes of requests as it may")
+        self.bytes += size
 
 
 def check_headers(headers: Iterable[Header], max_body: int) -> int | None:
