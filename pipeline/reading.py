@@ -168,7 +168,7 @@ class Reading(Generic[T]):
         body = b"".join(self._refusal)
         learnt = self.lease.adapter.learn(self._call, self._status, body)
         if learnt is None:
-            raise self._failed(self.lease.adapter.rejection(self._status, body))
+            raise self._failed(self.talk.rejection(self.lease, self._status, body))
         self._router.learn(self.lease, learnt)
         await self._again(fresh=False)
 

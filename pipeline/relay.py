@@ -138,6 +138,9 @@ class _RelayTalk:
             return _StreamParser(stream, self._usage)
         return _UnaryParser(OpenAIUnary(request.shape), self._usage)
 
+    def rejection(self, lease: Lease, status: int, body: bytes) -> GatewayError:
+        return lease.adapter.rejection(status, body)
+
 
 class Relay:
     """One model's way to its OpenAI-compatible servers. As a service: chunks, or one whole answer, into the sink."""

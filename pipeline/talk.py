@@ -31,12 +31,16 @@ class Parser(Protocol[T_co]):
 
 
 class Talk(Protocol[T_co]):
-    """What is said to the worker, and how its reply is read. `prompt_tokens` sets the first token's deadline."""
+    """What is said to the worker, and how its reply or its refusal is read.
+
+    `prompt_tokens` sets the first token's deadline.
+    """
 
     @property
     def prompt_tokens(self) -> int: ...
     def call(self, lease: Lease, /) -> Call: ...
     def parser(self, lease: Lease, /) -> Parser[T_co]: ...
+    def rejection(self, lease: Lease, status: int, body: bytes, /) -> GatewayError: ...
 
 
 class TokenTalk:
@@ -57,3 +61,6 @@ class TokenTalk:
 
     def parser(self, lease: Lease) -> Parser[LLMEngineOutput]:
         return lease.adapter.parser(self.request, Leg.PREFILL if lease.for_handoff else Leg.DECODE)
+
+    def rejection(self, lease: Lease, status: int, body: bytes) -> GatewayError:
+        return lease.adapter.rejection(status, body)
