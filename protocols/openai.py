@@ -8,17 +8,32 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from protocols.errors import InvalidRequest
 from protocols.openai_chat import ChatCompletionRequest
 from protocols.openai_completions import CompletionRequest
-from protocols.openai_errors import kind_of, refusal
+from protocols.openai_embeddings import EmbeddingRequest
+from protocols.openai_errors import invalid, kind_of, missing, refusal
 from protocols.openai_fields import GenerationRequest
+from protocols.openai_tokenization import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 
-__all__ = ["ChatCompletionRequest", "CompletionRequest", "GenerationRequest", "parse_chat", "parse_completion"]
+__all__ = [
+    "ChatCompletionRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "EmbeddingRequest",
+    "GenerationRequest",
+    "TokenizeChatRequest",
+    "TokenizeRequest",
+    "parse_chat",
+    "parse_completion",
+    "parse_detokenize",
+    "parse_embedding",
+    "parse_tokenize",
+]
 
-R = TypeVar("R", bound=GenerationRequest)
+R = TypeVar("R", bound=BaseModel)
 
 
 def parse_chat(body: bytes) -> ChatCompletionRequest:
@@ -29,6 +44,37 @@ def parse_chat(body: bytes) -> ChatCompletionRequest:
 def parse_completion(body: bytes) -> CompletionRequest:
     """Reads the body of `POST /v1/completions`. Raises InvalidRequest."""
     return _validated(CompletionRequest, _object(body))
+
+
+def parse_embedding(body: bytes) -> EmbeddingRequest:
+    """Reads the body of `POST /v1/embeddings`. Raises InvalidRequest."""
+    return _validated(EmbeddingRequest, _object(body))
+
+
+def parse_tokenize(body: bytes, only_model: str | None) -> TokenizeRequest | TokenizeChatRequest:
+    """Reads the body of `POST /tokenize`: a prompt, or a chat. Raises InvalidRequest.
+
+    `only_model`: the model of a request that names none.
+    """
+    value = _with_model(_object(body), only_model)
+    if value.get("messages") is None:
+        return _validated(TokenizeRequest, value)
+    if value.get("prompt") is not None:
+        raise invalid("messages", "it excludes 'prompt'")
+    return _validated(TokenizeChatRequest, value)
+
+
+def parse_detokenize(body: bytes, only_model: str | None) -> DetokenizeRequest:
+    """Reads the body of `POST /detokenize`. Raises InvalidRequest. `only_model`: as for `parse_tokenize`."""
+    return _validated(DetokenizeRequest, _with_model(_object(body), only_model))
+
+
+def _with_model(value: dict[str, Any], only_model: str | None) -> dict[str, Any]:
+    if value.get("model") is not None:
+        return value
+    if only_model is None:
+        raise missing("model")
+    return {**value, "model": only_model}
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -52,6 +98,6 @@ def _unreadable(body: bytes, error: orjson.JSONDecodeError) -> InvalidRequest:
 
 def _validated(model: type[R], value: dict[str, Any]) -> R:
     try:
-        return model.model_validate(value)
+        return model.__pydantic_validator__.validate_python(value)
     except ValidationError as error:
         raise refusal(error) from None

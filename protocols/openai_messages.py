@@ -116,10 +116,11 @@ def _check_content(content: Any, place: str) -> None:
     if not isinstance(content, list):
         raise wrong_type(place, "a string or an array of content parts", content)
     for index, part in enumerate(content):
-        _check_part(part, f"{place}[{index}]")
+        check_part(part, f"{place}[{index}]")
 
 
-def _check_part(part: Any, place: str) -> None:
+def check_part(part: Any, place: str) -> None:
+    """One content part."""
     if not isinstance(part, dict):
         raise wrong_type(place, "an object", part)
     _required_text(part, "type", place)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from protocols.errors import ContextLengthExceeded
 from protocols.model_card import ModelCard
 from protocols.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from protocols.openai_errors import invalid
+from protocols.openai_fields import Extras
 from protocols.options import OutputOptions, SamplingOptions, StopConditions
 from protocols.preprocessed import RouterParams, RoutingConstraints, RoutingHints
 from text.guided import guided_decoding
@@ -26,6 +27,13 @@ COMPLETION_MAX_TOKENS = 16
 SMALLEST_TOP_P = 1e-6
 """What top_p 0 becomes: engines refuse 0 (vLLM, SGLang: "(0, 1]"), and this keeps the likeliest token only, too."""
 TOP_K_OFF = -1
+_REPORT_FIELDS = frozenset(
+    {
+        "logprobs", "top_logprobs", "prompt_logprobs", "best_of", "skip_special_tokens", "return_tokens_as_token_ids",
+    }
+)  # fmt: skip
+"""The fields that say what is reported beside the text."""
+_NOTHING_BESIDE = OutputOptions()
 
 
 def check_against(request: Request, card: ModelCard) -> None:
@@ -183,6 +191,8 @@ def output_options(request: Request) -> OutputOptions:
 
     That is more than the client asked for where a prompt is echoed with logprobs or candidates are ranked.
     """
+    if request.model_fields_set.isdisjoint(_REPORT_FIELDS):
+        return _NOTHING_BESIDE
     prompt = request.prompt_logprobs
     if isinstance(request, ChatCompletionRequest):
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
@@ -200,7 +210,17 @@ def output_options(request: Request) -> OutputOptions:
     )
 
 
-def routing_hints(request: GenerationRequest) -> RoutingHints | None:
+class Hinting(Protocol):
+    """A request whose body may say where and when it is to be served."""
+
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def priority(self) -> int | None: ...
+    def extras(self) -> Extras | None: ...
+
+
+def routing_hints(request: Hinting) -> RoutingHints | None:
     """What the body says of where and when; headers, which win, are the caller's to add."""
     extras = request.extras()
     if extras is None:

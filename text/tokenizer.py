@@ -62,6 +62,10 @@ class Tokenizer:
         token_id: int | None = self._hf.token_to_id(token)
         return token_id
 
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token's name in the vocabulary, in the tokenizer's own alphabet ("Ġthe"); "" for an id without one."""
+        return [self._hf.id_to_token(token_id) or "" for token_id in token_ids]
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The ids of a text. `add_special_tokens`: with what the tokenizer itself puts around it (BOS).
 
