@@ -25,7 +25,7 @@ from app.gateway import Gateway
 from app.settings import Settings, settings_of
 from app.simulate import DEMO_MODEL, tokenizer_of
 from protocols.worker import worker_id_of
-from simulator.fleet import Fleet, Simulator
+from simulator.fleet import Fleet, Simulator, start
 from simulator.model import Pace
 from simulator.options import SimulatorOptions
 from simulator.vocabulary import Codec, Vocabulary
@@ -213,6 +213,13 @@ class House:
 
     def kill(self, simulator: Simulator) -> None:
         self.call(simulator.kill)
+
+    def revive(self, simulator: Simulator) -> None:
+        """Starts a dead worker again, at its old port."""
+        worker = simulator.worker
+        options = dataclasses.replace(worker.options, port=worker.port, bootstrap_port=worker.bootstrap_port)
+        place = self.fleet.simulators.index(simulator)
+        self.fleet.simulators[place] = self.wait(start(options))
 
     def count(self, family: str, **labels: str) -> float:
         """The sum over a metric's series with these labels; `family` is the name of an attribute of `Metrics`."""
