@@ -98,6 +98,8 @@ def _unreadable(body: bytes, error: orjson.JSONDecodeError) -> InvalidRequest:
 
 def _validated(model: type[R], value: dict[str, Any]) -> R:
     try:
-        return model.__pydantic_validator__.validate_python(value)
+        # What `model_validate` calls, without its many arguments.
+        valid: R = model.__pydantic_validator__.validate_python(value)
     except ValidationError as error:
         raise refusal(error) from None
+    return valid

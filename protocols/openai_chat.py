@@ -18,6 +18,7 @@ from protocols.openai_tools import (
 )
 
 MAX_METADATA = 16
+_NO_TEMPLATE = "a chat template is not taken from a request"
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -78,9 +79,11 @@ class ChatCompletionRequest(GenerationRequest):
 
     def _refuse_templates(self) -> None:
         """A template is code; it is the operator's to choose, never a client's."""
-        for place, holder in (("", self.model_extra), ("chat_template_kwargs.", self.template_arguments())):
-            if holder and holder.get("chat_template") is not None:
-                raise invalid(f"{place}chat_template", "a chat template is not taken from a request")
+        if self.model_extra and self.model_extra.get("chat_template") is not None:
+            raise invalid("chat_template", _NO_TEMPLATE)
+        arguments = self.template_arguments()
+        if arguments and arguments.get("chat_template") is not None:
+            raise invalid("chat_template_kwargs.chat_template", _NO_TEMPLATE)
 
     def wanted_tokens(self) -> int | None:
         """How many tokens the answer may have at most, where the request says."""

@@ -28,6 +28,9 @@ class PromptEcho:
     text: str = ""
 
 
+_UNTOLD = (PromptEcho(),)
+
+
 @quick_init
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
@@ -42,7 +45,7 @@ class AnswerForm:
     id: str
     created: int
     model: str
-    prompts: tuple[PromptEcho, ...] = (PromptEcho(),)
+    prompts: tuple[PromptEcho, ...] = _UNTOLD
     n: int = 1
     candidates: int = 1
     echo: bool = False
@@ -78,13 +81,14 @@ def chat_form(
     token_bytes: Callable[[int], bytes] | None = None,
 ) -> AnswerForm:
     """The form of a chat's answer. `prompt` is needed where the client wants its ids told (`return_token_ids`)."""
+    choices = request.n or 1
     return AnswerForm(
         id=answer_id,
         created=created,
         model=model,
-        prompts=(prompt or PromptEcho(),),
-        n=request.n or 1,
-        candidates=request.n or 1,
+        prompts=_UNTOLD if prompt is None else (prompt,),
+        n=choices,
+        candidates=choices,
         token_bytes=token_bytes,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs is not None,

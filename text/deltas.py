@@ -37,15 +37,15 @@ class ChunkFrame:
         self._continuous = form.continuous_usage
         self._usage = usage
 
-    def chunk(self, choice: Mapping[str, Any], members: Mapping[str, Any]) -> bytes:
-        """A chunk of one choice; `members`: what else the chunk itself says."""
+    def chunk(self, choice: bytes, members: Mapping[str, Any]) -> bytes:
+        """A chunk of one choice, given as JSON; `members`: what else the chunk itself says."""
         if self._continuous:
             members = {**members, "usage": self._usage.usage()}
         elif members and self._include_usage:
             members = {**members, "usage": None}
         if not members:
-            return self.head + orjson.dumps(choice) + self.tail
-        return self.head + orjson.dumps(choice) + b"]," + orjson.dumps(members)[1:] + b"\n\n"
+            return self.head + choice + self.tail
+        return self.head + choice + b"]," + orjson.dumps(members)[1:] + b"\n\n"
 
     def closing(self, members: Mapping[str, Any]) -> bytes:
         """The chunk without a choice that ends a stream with its usage; nothing where there is nothing to say."""
@@ -114,8 +114,8 @@ class ChoiceDeltas(ABC):
             self._echo = ""
         if ending is not None:
             self.finished = True
-            if self._plain and ending.stop_reason is None:
-                return events + self._frame.head + _finish(type(self), self._index, finish) + self._frame.tail
+            if self._report is None and ending.stop_reason is None:
+                return events + self._frame.chunk(_finish(type(self), self._index, finish), {})
             choice = _choice(self._index, self.empty_body(), finish)
             if ending.stop_reason is not None:
                 choice["stop_reason"] = ending.stop_reason
@@ -136,7 +136,7 @@ class ChoiceDeltas(ABC):
             if self._first:
                 self._first = False
                 (members if self.prompt_at_root else choice).update(report.prompt_members())
-        return self._frame.chunk(choice, members)
+        return self._frame.chunk(orjson.dumps(choice), members)
 
     def opening(self) -> bytes:
         """What is sent before anything of any choice."""
@@ -181,7 +181,7 @@ class ChatDeltas(ChoiceDeltas):
     prompt_at_root = True
 
     def opening(self) -> bytes:
-        return self._frame.chunk(_choice(self._index, {"delta": {"role": "assistant", "content": ""}}), {})
+        return self._frame.chunk(_opening(self._index), {})
 
     @staticmethod
     def body(text: str) -> dict[str, Any]:
@@ -193,6 +193,12 @@ class ChatDeltas(ChoiceDeltas):
 
     def _logprobs(self, report: TokenReport) -> dict[str, Any]:
         return chat_logprobs(report.entries, self._form)
+
+
+@lru_cache(maxsize=256)
+def _opening(index: int) -> bytes:
+    """The bytes of a chat's choice that says who speaks."""
+    return orjson.dumps(_choice(index, {"delta": {"role": "assistant", "content": ""}}))
 
 
 class CompletionDeltas(ChoiceDeltas):
