@@ -10,11 +10,12 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-from protocols.errors import GatewayError, WorkerFailure
-from protocols.outputs import LLMEngineOutput
-from protocols.preprocessed import BootstrapInfo, PrefillResult, PreprocessedRequest
+from engines.error_body import embeddings_refusal, error_body
+from protocols.errors import GatewayError, InternalError, WorkerFailure
+from protocols.outputs import EmbeddingsEngineOutput, LLMEngineOutput
+from protocols.preprocessed import BootstrapInfo, PrefillResult, PreprocessedEmbeddingRequest, PreprocessedRequest
 from protocols.quick_init import quick_init
 from protocols.worker import Leg, Role, Worker, WorkerTraits
 
@@ -79,6 +80,21 @@ class ReplyParser(Protocol):
     def end(self) -> Sequence[LLMEngineOutput]:
         """The reply is over, cleanly or not. Without a finish seen: sets `error` (IncompleteReply) unless it is set."""
         ...
+
+
+class EmbeddingParser(Protocol):
+    """Reads the reply to an embedding call, for any cut of its bytes.
+
+    Its one output comes from `end`: as many vectors as were asked for. Where there is none, `error` says why.
+    """
+
+    error: GatewayError | None
+    finish_seen: bool
+    done: bool
+
+    def feed(self, data: bytes) -> Sequence[EmbeddingsEngineOutput]: ...
+
+    def end(self) -> Sequence[EmbeddingsEngineOutput]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +166,31 @@ class EngineAdapter(ABC):
     @abstractmethod
     def parser(self, request: PreprocessedRequest, leg: Leg) -> ReplyParser:
         """A fresh parser for the reply to this leg's call."""
+
+    # ---- embeddings
+
+    def embeds(self, *, parts: bool) -> bool:
+        """Is there a call for vectors? `parts`: of content parts, which no tokenizer reads."""
+        return False
+
+    def embed_call(
+        self, request: PreprocessedEmbeddingRequest, ids: AttemptIds, parts: Sequence[Mapping[str, Any]] = ()
+    ) -> Call:
+        """The call for one vector per list of ids, or for those of content parts where there are some.
+
+        Raises InvalidRequest for a part that the engine has no word for.
+        """
+        raise InternalError(f"worker {self.worker.url} makes no embeddings")
+
+    def embed_parser(
+        self, request: PreprocessedEmbeddingRequest, parts: Sequence[Mapping[str, Any]] = ()
+    ) -> EmbeddingParser:
+        """A fresh parser for the reply to that call."""
+        raise InternalError(f"worker {self.worker.url} makes no embeddings")
+
+    def embed_rejection(self, status: int, body: bytes) -> GatewayError:
+        """What its refusal means: that the model makes none is not the worker's fault."""
+        return embeddings_refusal(status, error_body(body)) or self.rejection(status, body)
 
     # ---- failures
 

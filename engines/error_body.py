@@ -120,6 +120,16 @@ def event_error(error: ErrorBody) -> GatewayError:
     return EngineFailure(error.message)
 
 
+def embeddings_refusal(status: int, error: ErrorBody) -> InvalidRequest | None:
+    """What a refusal of an embedding call says of the model rather than of the worker; None: nothing of that kind.
+
+    A server that generates has no such route (vLLM), or says so (llama.cpp: 501).
+    """
+    if status in (404, 405) and error.type is None and error.code is None:
+        return InvalidRequest(f"This model makes no embeddings: its worker answered {status}.", param="model")
+    return InvalidRequest(error.message, param="model") if status == 501 else None
+
+
 def _detailed(first: Mapping[str, Any]) -> ErrorBody:
     """FastAPI's validation: where in the body, and what is wrong there."""
     place = first.get("loc")

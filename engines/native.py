@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from engines.base import AttemptIds, Call, EngineAdapter, Probe, ProbeReply, Release, ReplyParser
+from engines.embeddings import NativeEmbeddings
 from engines.error_body import error_body, http_error
 from engines.fields import extra_body, unreserved
 from engines.messagepack import INSTALLED, pack, unpack
@@ -21,10 +22,12 @@ from engines.prefill_answer import is_terminal, prefill_answer, prompt_details
 from engines.probe_replies import count, object_at, text
 from protocols.errors import EngineFailure, GatewayError
 from protocols.outputs import LLMEngineOutput
-from protocols.preprocessed import BootstrapInfo, PrefillResult, PreprocessedRequest
+from protocols.preprocessed import BootstrapInfo, PrefillResult, PreprocessedEmbeddingRequest, PreprocessedRequest
+from protocols.wire import to_wire
 from protocols.worker import Leg, Role, WorkerTraits
 
 GENERATE = "/v1/native/generate"
+EMBED = "/v1/native/embed"
 INFO = "/v1/native/info"
 HEALTH = "/health"
 JSON, MSGPACK = "application/json", "application/msgpack"
@@ -86,6 +89,23 @@ class NativeAdapter(EngineAdapter):
 
     def parser(self, request: PreprocessedRequest, leg: Leg) -> ReplyParser:
         return NativeMsgpackReply(leg) if self._binary else NativeReply(leg)
+
+    # ---- embeddings
+
+    def embeds(self, *, parts: bool) -> bool:
+        return not parts
+
+    def embed_call(
+        self, request: PreprocessedEmbeddingRequest, ids: AttemptIds, parts: Sequence[Mapping[str, Any]] = ()
+    ) -> Call:
+        values = to_wire(replace(request, model=self.model))
+        body, kind = (pack(values), MSGPACK) if self._binary else (orjson.dumps(values), JSON)
+        return Call(EMBED, body, (("X-Request-Id", ids.name), ("Accept", kind)), content_type=kind)
+
+    def embed_parser(
+        self, request: PreprocessedEmbeddingRequest, parts: Sequence[Mapping[str, Any]] = ()
+    ) -> NativeEmbeddings:
+        return NativeEmbeddings(len(request.token_ids))
 
     def _call(self, request: PreprocessedRequest, ids: AttemptIds) -> Call:
         binary = self._binary

@@ -86,7 +86,7 @@ class OpenAIStream:
                 if payload.strip() == b"[DONE]":
                     self._finish()
                     break
-                chunk = self._chunk(_parsed(payload))
+                chunk = self._chunk(parsed(payload))
                 if chunk is not None:
                     chunks.append(chunk)
         except GatewayError as error:
@@ -178,7 +178,7 @@ class OpenAIUnary:
         body = b"".join(self._parts)
         if body.rstrip()[-1:] != b"}":
             raise IncompleteReply("the worker's reply is cut off")
-        answer = _parsed(body)
+        answer = parsed(body)
         choices = _choices_of(answer)
         if not choices:
             raise IncompleteReply("the worker's answer has no choices")
@@ -189,7 +189,8 @@ class OpenAIUnary:
         return self._shape.put_on(answer)
 
 
-def _parsed(payload: bytes) -> Chunk:
+def parsed(payload: bytes) -> Chunk:
+    """The JSON object that these bytes are. Raises ProtocolViolation."""
     try:
         value = orjson.loads(payload)
     except orjson.JSONDecodeError as error:

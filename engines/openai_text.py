@@ -21,9 +21,12 @@ from protocols.preprocessed import PrefillResult, PreprocessedRequest
 from protocols.worker import Leg, Role, Worker, WorkerTraits
 
 MODELS = "/v1/models"
+EMBEDDINGS = "/v1/embeddings"
 
 _THE_REQUEST = frozenset({"prompt", "messages", "documents", "modalities", "stream", "add_special_tokens"})
 """Names that a token engine gets from us alone. Here they are what the client asks."""
+
+_OF_EMBEDDINGS = frozenset({"truncate_prompt_tokens", "truncation_side"})
 
 _OURS = frozenset({"model", "stream_options", "tandem", "nvext", "priority"})
 
@@ -46,6 +49,13 @@ def forward_call(body: Mapping[str, Any], worker: Worker, path: str) -> Call:
         options = body.get("stream_options")
         passed["stream_options"] = {**(options if isinstance(options, Mapping) else {}), "include_usage": True}
     return Call(path, orjson.dumps(passed, option=orjson.OPT_NON_STR_KEYS), streams=streams)
+
+
+def embed_call(body: Mapping[str, Any], worker: Worker) -> Call:
+    """The client's request for vectors as this worker is to get it. What it says of truncation passes, too."""
+    passed = {name: value for name, value in body.items() if forwarded(name) or name in _OF_EMBEDDINGS}
+    passed["model"] = worker.name_for_model(str(body.get("model", "")))
+    return Call(EMBEDDINGS, orjson.dumps(passed, option=orjson.OPT_NON_STR_KEYS), streams=False)
 
 
 def rejection(status: int, body: bytes) -> GatewayError:

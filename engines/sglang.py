@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import orjson
 
 from engines.base import AttemptIds, Call, EngineAdapter, Probe, ProbeReply, Release
+from engines.embedding_parts import flat_parts
+from engines.embeddings import OpenAIEmbeddings
 from engines.error_body import ErrorBody, error_body, event_error, http_error
 from engines.fields import SGLANG
 from engines.prefill_answer import prefill_answer, prompt_details
@@ -28,9 +30,10 @@ from protocols.errors import (
     WorkerMisconfigured,
 )
 from protocols.outputs import LLMEngineOutput
-from protocols.preprocessed import BootstrapInfo, PrefillResult, PreprocessedRequest
+from protocols.preprocessed import BootstrapInfo, PrefillResult, PreprocessedEmbeddingRequest, PreprocessedRequest
 from protocols.worker import Leg, Role, WorkerTraits
 
+EMBEDDINGS = "/v1/embeddings"
 BOOTSTRAP_PORT = 8998
 _MAX_ROOM = 2**63 - 1
 _SERVER_INFO, _OLD_SERVER_INFO, _READY, _HEALTH = "/server_info", "/get_server_info", "/ready", "/health"
@@ -79,6 +82,26 @@ class SglangAdapter(EngineAdapter):
 
     def parser(self, request: PreprocessedRequest, leg: Leg) -> SglangReply:
         return SglangReply(request, self.worker.traits.incremental, self._reported)
+
+    # ---- embeddings
+
+    def embeds(self, *, parts: bool) -> bool:
+        return True
+
+    def embed_call(
+        self, request: PreprocessedEmbeddingRequest, ids: AttemptIds, parts: Sequence[Mapping[str, Any]] = ()
+    ) -> Call:
+        """Releases that know `encoding_format` answer in base64, others in lists all the same."""
+        body: dict[str, Any] = {"model": self.model, "encoding_format": "base64"}
+        body["input"] = flat_parts(parts) if parts else request.token_ids
+        if request.dimensions is not None:
+            body["dimensions"] = request.dimensions
+        return Call(EMBEDDINGS, orjson.dumps(body))
+
+    def embed_parser(
+        self, request: PreprocessedEmbeddingRequest, parts: Sequence[Mapping[str, Any]] = ()
+    ) -> OpenAIEmbeddings:
+        return OpenAIEmbeddings(len(parts) or len(request.token_ids))
 
     # ---- failures
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import orjson
 
 from engines.base import AttemptIds, Call, EngineAdapter, Probe, ProbeReply, Release
+from engines.embedding_parts import chat_parts
+from engines.embeddings import OpenAIEmbeddings
 from engines.error_body import ErrorBody, error_body, event_error, http_error
 from engines.fields import VLLM
 from engines.prefill_answer import prefill_answer, prompt_details
@@ -32,9 +34,10 @@ from protocols.errors import (
     WorkerMisconfigured,
 )
 from protocols.outputs import LLMEngineOutput
-from protocols.preprocessed import PrefillResult, PreprocessedRequest
+from protocols.preprocessed import PrefillResult, PreprocessedEmbeddingRequest, PreprocessedRequest
 from protocols.worker import Leg, Role, Worker, WorkerTraits
 
+EMBEDDINGS = "/v1/embeddings"
 _ABORT = "/inference/v1/abort_requests"
 _VERSION, _METRICS = "/version", "/metrics"
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
@@ -93,6 +96,29 @@ class VllmAdapter(EngineAdapter):
 
     def _generates(self, request: PreprocessedRequest) -> bool:
         return self.worker.traits.generate is True and request.prompt_embeds is None
+
+    # ---- embeddings
+
+    def embeds(self, *, parts: bool) -> bool:
+        return True
+
+    def embed_call(
+        self, request: PreprocessedEmbeddingRequest, ids: AttemptIds, parts: Sequence[Mapping[str, Any]] = ()
+    ) -> Call:
+        """Content parts go as the content of one chat message: the one form of theirs that vLLM takes."""
+        body: dict[str, Any] = {"model": self.model, "encoding_format": "base64"}
+        if parts:
+            body["messages"] = [{"role": "user", "content": chat_parts(parts)}]
+        else:
+            body["input"] = request.token_ids
+        if request.dimensions is not None:
+            body["dimensions"] = request.dimensions
+        return Call(EMBEDDINGS, orjson.dumps(body), (("X-Request-Id", ids.name),))
+
+    def embed_parser(
+        self, request: PreprocessedEmbeddingRequest, parts: Sequence[Mapping[str, Any]] = ()
+    ) -> OpenAIEmbeddings:
+        return OpenAIEmbeddings(1 if parts else len(request.token_ids))
 
     # ---- failures
 
