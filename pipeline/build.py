@@ -1,9 +1,9 @@
 """The chains, by name. Each is built from the bottom up by `link`; this module is the only picture of their order.
 
-full           preprocess → migrate → detokenize → prefill → route     prepared request in, choices' outputs out
-preprocessed                migrate → prefill → route                  PreprocessedRequest in, engine outputs out
-in-process     preprocess →           detokenize → the engine          a callable of this process takes token ids
-text           the engine                                              a callable that takes the OpenAI request
+full           preprocess → prompt only → migrate → detokenize → prefill → route     prepared request in, choices out
+preprocessed                              migrate →              prefill → route     PreprocessedRequest in, outputs out
+in-process     preprocess → prompt only →           detokenize → the engine          a callable that takes token ids
+text           the engine                                                            one that takes the OpenAI request
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pipeline.detokenize import Detokenizer
 from pipeline.migration import Migration, MigrationLimits, Observer, tokens_length_ending
 from pipeline.prefill import PrefillRouter
 from pipeline.preprocess import ChoiceOutputs, Prepared, Preprocessor
+from pipeline.prompt_only import prompt_only
 from pipeline.service import Service, link
 from protocols.outputs import LLMEngineOutput
 from protocols.preprocessed import PreprocessedRequest
@@ -43,7 +44,7 @@ def build_pipeline(
     detokenizer = Detokenizer(tokenizer)
     texts = link(detokenizer, tokens)
     resilient = link(Migration(resilience.limits, detokenizer.length_ending, resilience.observer), texts)
-    return link(preprocessor, resilient)
+    return link(preprocessor, link(prompt_only, resilient))
 
 
 def build_preprocessed_pipeline(prefill: PrefillRouter, workers: TokenService, resilience: Resilience) -> TokenService:
@@ -54,7 +55,7 @@ def build_preprocessed_pipeline(prefill: PrefillRouter, workers: TokenService, r
 
 def build_in_process_tokens(preprocessor: Preprocessor, tokenizer: Tokenizer, engine: TokenService) -> OpenAIService:
     """An engine of this process that takes token ids."""
-    return link(preprocessor, link(Detokenizer(tokenizer), engine))
+    return link(preprocessor, link(prompt_only, link(Detokenizer(tokenizer), engine)))
 
 
 def build_in_process_text(engine: OpenAIService) -> OpenAIService:
