@@ -201,7 +201,7 @@ class SequentialPair:
         prefill = self.prefill
         if prefill.began_at is None or prefill.refused or prefill.lease.adapter.release_at is Release.NONE:
             return False
-        if prefill.running:
+        if not prefill.settled:
             return True
         return self.handoff is not None and not self.void and not self._freed()
 
@@ -228,7 +228,7 @@ class SequentialPair:
     async def _release(self) -> None:
         """Reads prefill's reply to its end and lets a decode worker fetch, and so free, the pinned KV."""
         try:
-            if self.prefill.running:
+            if not self.prefill.settled:
                 await self.prefill.wait()
                 self._take_handoff()
             if self.handoff is not None and not self.too_old():

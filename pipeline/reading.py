@@ -40,6 +40,7 @@ class Reading(Generic[T]):
         "_refusal",
         "_refusal_size",
         "_router",
+        "_settled",
         "_since",
         "_sink",
         "_status",
@@ -69,6 +70,7 @@ class Reading(Generic[T]):
         self._parser: Parser[T] | None = None
         self._failure: BaseException | None = None
         self._head_owner: object = None
+        self._settled = False
         self._status = 0
         self._refusal: list[bytes] = []
         self._refusal_size = 0
@@ -99,6 +101,11 @@ class Reading(Generic[T]):
         return self._exchange is not None and not self._exchange.finished
 
     @property
+    def settled(self) -> bool:
+        """`wait` has told how the reply ended. A cancel may fall between the reply's end and that."""
+        return self._settled and not self.running
+
+    @property
     def refused(self) -> bool:
         """The worker has answered something else than 200."""
         return self._status not in (0, 200)
@@ -124,7 +131,7 @@ class Reading(Generic[T]):
             raise self._failure
         call = self._call = self.talk.call(self.lease)
         self._parser = self.talk.parser(self.lease)
-        self._refusal, self._refusal_size, self._status = [], 0, 0
+        self._refusal, self._refusal_size, self._status, self._settled = [], 0, 0, False
         try:
             exchange = self._exchange = await self._router.client.send(self.lease.worker.url, call, self, fresh=fresh)
         except WorkerFailure as error:
@@ -161,6 +168,7 @@ class Reading(Generic[T]):
 
     async def _again(self, *, fresh: bool) -> None:
         self._leave()
+        self._exchange = None
         await self._send(fresh=fresh)
 
     async def _refused(self) -> None:
@@ -175,6 +183,7 @@ class Reading(Generic[T]):
     def _over(self, broken: Disconnected | None) -> None:
         """The reply has ended; after a finish was seen, it ended well whatever else happened."""
         self._leave()
+        self._settled = True
         parser = self._parser
         assert parser is not None
         outputs = parser.end()
@@ -283,4 +292,5 @@ class Reading(Generic[T]):
     def _failed(self, error: GatewayError) -> GatewayError:
         """Records whose failure it is, before anyone sees it."""
         self._leave()
+        self._settled = True
         return self._router.record(error, self.lease, self.context)

@@ -204,6 +204,10 @@ class DoorClient(WorkerClient):
         exchange = self._last[url] = await super().send(url, call, reader, fresh=fresh)
         return exchange
 
+    def has_heard(self, url: str) -> bool:
+        """Was anything read of the last reply from there?"""
+        return url in self._last and self._last[url].began_at is not None
+
     async def heard(self, worker: ScriptedWorker) -> None:
         """Until something of the worker's last reply was read."""
         await settled(lambda: self._last[worker.worker.url].began_at is not None)
