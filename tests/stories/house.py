@@ -89,13 +89,16 @@ def solo(engine: str, name: str = "", *, workers: int = 1, **options: Any) -> Ho
 
 
 class House:
-    """`settings`: the sections of the configuration beside `models`, by name.
+    """`settings`: the sections of the configuration beside `models`, by name; `outside`: models of workers elsewhere.
 
     As a context manager it is open, with every model servable, from entry to exit.
     """
 
-    def __init__(self, models: Sequence[Hosted], **settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, models: Sequence[Hosted], outside: Sequence[Mapping[str, Any]] = (), **settings: Mapping[str, Any]
+    ) -> None:
         self.models = list(models)
+        self._outside = outside
         self.faults: list[str] = []
         """What the loop could hand to nobody: always somebody's bug."""
         self._sections = settings
@@ -152,7 +155,7 @@ class House:
             await self._closing.wait()
 
     def _settings(self) -> Settings:
-        models = []
+        models = [dict(model) for model in self._outside]
         for model in self.models:
             workers = [simulator.worker_kwargs for simulator in self.fleet.select(model=model.name)]
             path = {} if model.engine == "openai" else {"path": str(DEMO_MODEL)}
