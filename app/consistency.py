@@ -49,6 +49,7 @@ def inconsistencies(values: Mapping[str, Any], read_worker: ReadWorker) -> list[
             problems += _mix(draft)
             problems += _path(draft)
             problems += _pairs(draft)
+            problems += _embedding(draft)
     return problems
 
 
@@ -169,6 +170,16 @@ def _pairs(draft: _Draft) -> Iterator[Problem]:
             if adapter.plain(Role.DECODE):
                 text += ", or set prefill_policy: local"
             yield Problem((*place, "role"), text)
+
+
+def _embedding(draft: _Draft) -> Iterator[Problem]:
+    if draft.text("kind") != "embed":
+        return
+    for place, worker in draft.workers:
+        if worker.role is not Role.AGGREGATED:
+            yield Problem((*place, "role"), "should be aggregated: embeddings are not made in two halves")
+        elif worker.engine is not Engine.OPENAI and not _adapter(worker, draft).embeds(parts=False):
+            yield Problem((*place, "engine"), f"{worker.engine.value} workers make no embeddings")
 
 
 def _may_pair(one: Worker, other: Worker) -> bool:

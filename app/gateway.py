@@ -25,11 +25,14 @@ from app.settings import ModelSettings, Settings
 from engines import adapter_for
 from engines.base import EngineAdapter
 from engines.openai_text import OpenAIAdapter
+from pipeline.attempts import Attempts
 from pipeline.background import Background
 from pipeline.build import Resilience, build_pipeline
 from pipeline.context import RequestContext
 from pipeline.deadlines import Deadlines
 from pipeline.dispatch import WorkerRouter
+from pipeline.embedding_relay import RelayedEmbeddingService
+from pipeline.embeddings import TokenEmbeddings
 from pipeline.migration import MigrationLimits
 from pipeline.models import Model, Models, RelayedModel, TokenModel
 from pipeline.prefill import PrefillRouter
@@ -37,7 +40,7 @@ from pipeline.preprocess import Preprocessor
 from pipeline.relay import Relay
 from pipeline.ticker import Ticker
 from protocols.errors import GatewayError, Overloaded
-from protocols.model_card import ModelCard
+from protocols.model_card import ModelCard, ModelKind
 from protocols.worker import Engine, Leg, Worker
 from routers.load import Loads
 from routers.modes import RouterMode, build_profile
@@ -46,7 +49,7 @@ from telemetry.logging import configure_logging
 from telemetry.metrics import Metrics, ModelMetrics
 from telemetry.record import REQUESTS, Telemetry
 from telemetry.tracker import RequestTracker
-from text.loading import load_model
+from text.loading import ModelFiles, load_model
 from workers.client import WorkerClient
 from workers.health import HealthMonitor
 from workers.registry import Registry
@@ -193,23 +196,19 @@ def _model(gateway: Gateway, settings: ModelSettings) -> Model:
     router = _worker_router(gateway, settings, observer)
     attempts = gateway.settings.attempts
     if all(worker.engine == "openai" for worker in settings.workers):
-        card = ModelCard(settings.name, aliases=tuple(settings.aliases), created=int(time.time()))
-        return RelayedModel(card, Relay(router, retries=attempts.retries, observer=observer))
+        aliases, kind = tuple(settings.aliases), _kind(settings)
+        card = ModelCard(settings.name, aliases=aliases, created=int(time.time()), kind=kind)
+        embeddings = RelayedEmbeddingService(Attempts(router, retries=attempts.retries, observer=observer))
+        return RelayedModel(card, Relay(router, retries=attempts.retries, observer=observer), embeddings)
     assert settings.path is not None, "checked with the settings"
-    files = load_model(settings.path)
-    card = ModelCard(
-        name=settings.name,
-        path=settings.path,
-        aliases=tuple(settings.aliases),
-        context_length=settings.context_length or files.context_length,
-        vocab_size=files.vocab_size,
-        eos_token_ids=files.eos_token_ids,
-        bos_token_id=files.bos_token_id,
-        sampling_defaults=files.sampling_defaults,
-        template=settings.template(),
-        created=int(time.time()),
-        checksum=files.checksum,
-    )
+    return _token_model(gateway, settings, load_model(settings.path), router, observer)
+
+
+def _token_model(
+    gateway: Gateway, settings: ModelSettings, files: ModelFiles, router: WorkerRouter, observer: ModelMetrics
+) -> TokenModel:
+    """A model whose workers take token ids."""
+    attempts, card = gateway.settings.attempts, _card(settings, files)
     limits = MigrationLimits(
         retries=attempts.retries,
         migrations=attempts.migration_limit,
@@ -223,7 +222,32 @@ def _model(gateway: Gateway, settings: ModelSettings) -> Model:
     preprocessor = Preprocessor(card, files.tokenizer, files.chat_template, longest)
     prefill = PrefillRouter(router, policy=settings.prefill_policy, observer=observer)
     service = build_pipeline(preprocessor, files.tokenizer, prefill, router, Resilience(limits, observer))
-    return TokenModel(card, preprocessor, service)
+    embeddings = TokenEmbeddings(
+        card, files.tokenizer, longest, Attempts(router, retries=attempts.retries, observer=observer)
+    )
+    return TokenModel(card, files.tokenizer, preprocessor, service, embeddings)
+
+
+def _card(settings: ModelSettings, files: ModelFiles) -> ModelCard:
+    assert settings.path is not None
+    return ModelCard(
+        name=settings.name,
+        path=settings.path,
+        aliases=tuple(settings.aliases),
+        context_length=settings.context_length or files.context_length,
+        vocab_size=files.vocab_size,
+        eos_token_ids=files.eos_token_ids,
+        bos_token_id=files.bos_token_id,
+        sampling_defaults=files.sampling_defaults,
+        template=settings.template(),
+        created=int(time.time()),
+        checksum=files.checksum,
+        kind=_kind(settings),
+    )
+
+
+def _kind(settings: ModelSettings) -> ModelKind | None:
+    return None if settings.kind is None else ModelKind(settings.kind)
 
 
 def _worker_router(gateway: Gateway, settings: ModelSettings, observer: ModelMetrics) -> WorkerRouter:

@@ -1,7 +1,7 @@
-"""The front door: FastAPI for everything but tokens, the two generation endpoints beside it as plain ASGI.
+"""The front door: FastAPI for what only looks, the endpoints that are posted to beside it as plain ASGI.
 
-`build_front` puts one thin ASGI callable around both: it turns HEAD into GET and sends the hot paths straight to their
-endpoints, so that no middleware stands between a token and its socket.
+`build_front` puts one thin ASGI callable around both: it turns HEAD into GET and sends what is posted straight to its
+endpoint, so that no middleware stands between a token and its socket.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from app.api.call import Endpoint
+from app.api.embeddings import EmbeddingsCall
 from app.api.generation import Generation
 from app.api.identity import PROCESSING_MS, request_id_of
 from app.api.status import status_routes
+from app.api.tokenization import DetokenizeCall, TokenizeCall
 from app.responses import Receive, Send, send_error
 from app.version import VERSION
 from protocols.errors import GatewayError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
@@ -34,11 +36,16 @@ Asgi = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
 
 def build_front(gateway: Gateway) -> Asgi:
     """The ASGI application of one gateway."""
-    hot: dict[str, Asgi] = {
+    posted: dict[str, Asgi] = {
         "/v1/chat/completions": Endpoint(gateway, Generation(chat=True).call),
         "/v1/completions": Endpoint(gateway, Generation(chat=False).call),
+        "/v1/embeddings": Endpoint(gateway, EmbeddingsCall),
+        "/tokenize": (tokenize := Endpoint(gateway, TokenizeCall)),
+        "/v1/tokenize": tokenize,
+        "/detokenize": (detokenize := Endpoint(gateway, DetokenizeCall)),
+        "/v1/detokenize": detokenize,
     }
-    hot |= {f"{path}/": endpoint for path, endpoint in hot.items()}
+    posted |= {f"{path}/": endpoint for path, endpoint in posted.items()}
     rest = _build_app(gateway)
 
     async def front(scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -46,7 +53,7 @@ def build_front(gateway: Gateway) -> Asgi:
             await rest(scope, receive, send)
             return
         method = scope["method"]
-        endpoint = hot.get(scope["path"])
+        endpoint = posted.get(scope["path"])
         if endpoint is None:
             await rest({**scope, "method": "GET"} if method == "HEAD" else scope, receive, _with_id(scope, send))
         elif method == "POST":
@@ -117,7 +124,7 @@ async def _our_fault(request: Request, error: Exception) -> Response:
 
 
 async def _not_posted(scope: dict[str, Any], send: Send) -> None:
-    """Answers another method than POST at one of the hot paths."""
+    """Answers another method than POST at a path that is only posted to."""
     headers = [(b"allow", b"OPTIONS, POST"), (b"x-request-id", request_id_of(scope["headers"]))]
     method = scope["method"]
     if method == "OPTIONS":

@@ -188,6 +188,8 @@ class ModelSettings(_Section):
     """The name of the model at its workers, for those that have none of their own."""
     aliases: list[Text] = []
     """Further names that clients may use."""
+    kind: Literal["generate", "embed"] | None = None
+    """The one thing it does: generate text, or make embeddings; by default whatever its workers answer."""
     context_length: Count | None = None
     """Most tokens per request, prompt and answer together; by default the model's own."""
     router: RouterSettings = RouterSettings()

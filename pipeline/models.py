@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.build import OpenAIService
+from pipeline.embeddings import EmbeddingService
 from pipeline.preprocess import Preprocessor
 from pipeline.relay import Relay
-from protocols.errors import ModelNotFound
-from protocols.model_card import ModelCard
+from protocols.errors import InvalidRequest, ModelNotFound
+from protocols.model_card import ModelCard, ModelKind
+from text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +19,10 @@ class TokenModel:
     """A model whose workers take token ids."""
 
     card: ModelCard
+    tokenizer: Tokenizer
     preprocessor: Preprocessor
     service: OpenAIService
+    embeddings: EmbeddingService
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class RelayedModel:
 
     card: ModelCard
     relay: Relay
+    embeddings: EmbeddingService
 
 
 Model = TokenModel | RelayedModel
@@ -49,6 +54,20 @@ class Models:
         model = self._by_name.get(name)
         if model is None:
             raise ModelNotFound(f"The model '{name[:256]}' does not exist.", param="model")
+        return model
+
+    def generating(self, name: str) -> Model:
+        """A model to be asked for text. Raises ModelNotFound, and InvalidRequest for one that only embeds."""
+        model = self.get(name)
+        if model.card.kind is ModelKind.EMBED:
+            raise InvalidRequest(f"The model '{name}' makes embeddings and generates no text.", param="model")
+        return model
+
+    def embedding(self, name: str) -> Model:
+        """A model to be asked for vectors. Raises ModelNotFound, and InvalidRequest for one that only generates."""
+        model = self.get(name)
+        if model.card.kind is ModelKind.GENERATE:
+            raise InvalidRequest(f"The model '{name}' generates text and makes no embeddings.", param="model")
         return model
 
     def all(self) -> tuple[Model, ...]:

@@ -73,7 +73,7 @@ class Preprocessor:
         self._card = card
         self._tokenizer = tokenizer
         self._template = template
-        self._context_length = context_length or (lambda: card.context_length)
+        self.context_length = context_length or (lambda: card.context_length)
 
     async def prepare(
         self,
@@ -86,10 +86,10 @@ class Preprocessor:
         assert isinstance(request, (ChatCompletionRequest, CompletionRequest))
         check_against(request, self._card)
         if isinstance(request, ChatCompletionRequest):
-            prompts = [await self._chat_prompt(request)]
+            prompts = [await self.chat_ids(request)]
         else:
             prompts = [await self._prompt_ids(prompt, request) for prompt in request.prompts()]
-        sent = self._preprocessed(request, prompts, _merged(routing_hints(request), hints))
+        sent = self._preprocessed(request, prompts, merged_hints(routing_hints(request), hints))
         return Prepared(request, sent, self._form(request, context.request_id, created, prompts))
 
     async def __call__(
@@ -107,7 +107,8 @@ class Preprocessor:
 
     # ---- text to ids
 
-    async def _chat_prompt(self, request: ChatCompletionRequest) -> list[int]:
+    async def chat_ids(self, request: ChatCompletionRequest) -> list[int]:
+        """A chat's prompt. Raises InvalidRequest, with the template's own words when it refuses."""
         if self._template is None:
             raise invalid("messages", f"the model '{self._card.name}' has no chat template; use /v1/completions")
         text = self._template.render(request.messages, tools=request.template_tools(), **_template_arguments(request))
@@ -141,7 +142,7 @@ class Preprocessor:
         """One request per prompt; they differ in ids and in the room left for an answer."""
         card, extras = self._card, request.extras()
         param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
-        wanted, longest = wanted_tokens(request, card), self._context_length()
+        wanted, longest = wanted_tokens(request, card), self.context_length()
         sampling, output, router = sampling_options(request, card), output_options(request), router_params(request)
         return tuple(
             PreprocessedRequest(
@@ -205,7 +206,7 @@ def _template_arguments(request: ChatCompletionRequest) -> Mapping[str, Any]:
     return arguments
 
 
-def _merged(body: RoutingHints | None, headers: RoutingHints | None) -> RoutingHints | None:
+def merged_hints(body: RoutingHints | None, headers: RoutingHints | None) -> RoutingHints | None:
     """Hints of the body with those of the headers over them."""
     if body is None or headers is None:
         return headers or body

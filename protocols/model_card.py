@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +11,21 @@ from typing import Any
 from protocols.options import RequestTemplate
 
 
+class ModelKind(enum.Enum):
+    """The one thing that a model does, where its operator says so."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """One model.
 
     `name` is what clients call it, `aliases` what they may call it too. `context_length` is in tokens, prompt and
     answer together; None when nobody said. `sampling_defaults` come from generation_config.json
-    (temperature, top_p, top_k, repetition_penalty, ...). `created` is in unix seconds.
+    (temperature, top_p, top_k, repetition_penalty, ...). `created` is in unix seconds. `kind` None: nobody said, so its
+    workers are asked for whatever clients want.
     """
 
     name: str
@@ -30,6 +39,7 @@ class ModelCard:
     template: RequestTemplate = RequestTemplate()
     created: int = 0
     checksum: str | None = None
+    kind: ModelKind | None = None
 
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)

@@ -29,7 +29,7 @@ from telemetry.series import Counter, Series
 PREFIX = "tandem_"
 UNKNOWN = "unknown"
 
-ENDPOINTS = ("chat_completions", "completions")
+ENDPOINTS = ("chat_completions", "completions", "embeddings")
 REQUEST_TYPES = ("stream", "unary")
 PREFILL_OUTCOMES = ("remote", "local", "bypassed", "terminal", "failed", "tail_cut")
 MIGRATION_TYPES = ("new_request", "ongoing_request")

@@ -62,6 +62,7 @@ class RequestRecord:
         "_endpoint",
         "_error_type",
         "_failure",
+        "_generates",
         "_metrics",
         "_model",
         "_request_type",
@@ -77,22 +78,24 @@ class RequestRecord:
         self._endpoint = endpoint
         self._model = metrics.model("")
         self._request_type = "unknown"
-        self._began = self._awaits_token = False
+        self._began = self._generates = self._awaits_token = False
         self._error_type = "internal"
         self._failure: GatewayError | None = None
         self._usage: Usage | None = None
 
     # ---- on the way
 
-    def began(self, model: str, *, stream: bool) -> None:
-        """The request's model is known. Counts it as in flight until `ended`."""
+    def began(self, model: str, *, stream: bool, generates: bool = True) -> None:
+        """The request's model is known. Counts it as in flight until `ended`. `generates`: tokens are to come."""
         self._model = self._metrics.model(model)
         self._request_type = "stream" if stream else "unary"
-        self._began = self._awaits_token = True
+        self._began = True
+        self._generates = self._awaits_token = generates
         self.tracker.measure_gaps(self._model.itl)
         self._model.started(self._endpoint, self._request_type)
         self._model.inflight.add(1)
-        self._model.waiting.add(1)
+        if generates:
+            self._model.waiting.add(1)
 
     def prepared(self, usage: Usage) -> None:
         """The prompt's length is known. `usage` is read again when the request ends."""
@@ -159,7 +162,7 @@ class RequestRecord:
         if tracker.input_tokens is not None:
             model.input_length.observe(tracker.input_tokens)
             model.input_tokens.add(tracker.input_tokens)
-        if tracker.first_token_at is not None or not self._error_type:
+        if tracker.first_token_at is not None or (self._generates and not self._error_type):
             model.output_length.observe(tracker.output_tokens)
             model.output_tokens.add(tracker.output_tokens)
         for kind in set(tracker.migrations):

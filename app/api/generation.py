@@ -110,7 +110,7 @@ class GenerationCall(ModelCall):
     async def _answer(self) -> None:
         gateway = self._gateway
         request = self._kind.parse(await self._body())
-        model = gateway.models.get(request.model)
+        model = gateway.models.generating(request.model)
         self.record.began(model.card.name, stream=bool(request.stream))
         hints = read_hints(self._headers)
         context = self._open(self._kind.answer_id(), model.card)
