@@ -38,8 +38,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "native": {"native": NativeOptions(pin_s=LEASE_S)},
     "native-tied": {"native": NativeOptions(pin_s=LEASE_S, handshake_s=LEASE_S, bootstrap=True)},
 }
-STEPS = 12
-"""More than a request waits: connecting takes some turns for each leg, then come both replies."""
+STEPS = 8
+"""One more than a request waits: connecting takes two turns for each leg, then come both replies."""
 
 
 async def _pair(rig: Rig, engine: str) -> list[Simulator]:
