@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
@@ -141,6 +142,22 @@ class Migration(Generic[Output]):
         sink: Sink[Output],
         downstream: Service[PreprocessedRequest, Output],
     ) -> None:
+        try:
+            await self._attempt_all(request, context, sink, downstream)
+        except GatewayError as error:
+            context.migration.abort_lifecycle(error)
+            raise
+        except asyncio.CancelledError:
+            context.migration.abort_lifecycle(None)
+            raise
+
+    async def _attempt_all(
+        self,
+        request: PreprocessedRequest,
+        context: RequestContext,
+        sink: Sink[Output],
+        downstream: Service[PreprocessedRequest, Output],
+    ) -> None:
         replay: Replay[Output] = Replay(request, self._limits)
 
         def observe(outputs: Sequence[Output]) -> None:
@@ -172,7 +189,9 @@ class Migration(Generic[Output]):
                     raise
                 if context.deadline is not None and context.clock() > context.deadline:
                     raise DeadlineExceeded("the request's deadline has passed") from error
-                self._observer.migrating("ongoing_request" if replay.shown else "new_request", error)
+                kind = "ongoing_request" if replay.shown else "new_request"
+                context.tracker.record_migration(kind)
+                self._observer.migrating(kind, error)
 
     def _exhausted(self, replay: Replay[Output], context: RequestContext, error: Unavailable) -> GatewayError | None:
         """Nobody is left after a failure: the stream's own failure once something was shown, else which kind of

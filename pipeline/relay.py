@@ -173,4 +173,5 @@ class Relay:
                 if shown or not error.retryable or left <= 0:
                     raise
                 left -= 1
+                context.tracker.record_migration("new_request")
                 self._observer.migrating("new_request", error)

@@ -349,6 +349,65 @@ async def test_no_attempt_begins_after_the_deadline() -> None:
     assert seen.migrations == []
 
 
+async def test_every_further_attempt_is_written_down() -> None:
+    service, context = (
+        ScriptedService([[Disconnected("1")], [tokens(5), Disconnected("2")], [LLMEngineOutput.length()]]),
+        context_of(),
+    )
+
+    await run(resilient_tokens(service), request_of(), context)
+
+    assert context.tracker.migrations == ["new_request", "ongoing_request"]
+
+
+# ---- what follows the request
+
+
+class Lifecycle:
+    """Keeps how it was told to end."""
+
+    def __init__(self) -> None:
+        self.causes: list[BaseException | None] = []
+
+    def abort(self, cause: BaseException | None) -> None:
+        self.causes.append(cause)
+
+
+async def test_a_request_that_fails_for_good_aborts_its_lifecycle_with_the_typed_cause() -> None:
+    context, lifecycle, error = context_of(), Lifecycle(), InvalidRequest("no")
+    context.migration.store_lifecycle(lifecycle)
+
+    with pytest.raises(InvalidRequest):
+        await run(resilient_tokens(failing(error)), request_of(), context)
+
+    assert lifecycle.causes == [error]
+
+
+async def test_a_request_whose_client_leaves_aborts_its_lifecycle_without_a_cause() -> None:
+    async def endless(request: PreprocessedRequest, context: RequestContext, sink: Any, /) -> None:
+        await asyncio.Event().wait()
+
+    context, lifecycle = context_of(), Lifecycle()
+    context.migration.store_lifecycle(lifecycle)
+    asking = asyncio.create_task(run(resilient_tokens(endless), request_of(), context))
+    await asyncio.sleep(0)
+
+    asking.cancel()
+    await asyncio.wait([asking])
+
+    assert lifecycle.causes == [None]
+
+
+async def test_a_lifecycle_survives_an_attempt_that_another_follows() -> None:
+    context, lifecycle = context_of(), Lifecycle()
+    context.migration.store_lifecycle(lifecycle)
+
+    await run(resilient_tokens(failing(Disconnected("no"))), request_of(), context)
+
+    assert lifecycle.causes == []
+    assert context.migration.take_lifecycle() is lifecycle
+
+
 # ---- when nobody is left
 
 
