@@ -1,0 +1,1 @@
+"""What a model thought before it answered: one splitter a choice, by the model's style."""

@@ -1,0 +1,1 @@
+"""Calls of tools in a model's text: one parser a markup, by name; one object a choice."""

@@ -1,0 +1,210 @@
+"""Calls whose parameters stand in tags, one by one: `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
+
+Values are plain text; the function's schema tells what they are. Strings are passed on as they come, any other value
+when it is whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import ClassVar
+
+from text.marks import Marks
+from text.tool_calls.functions import STRING, Functions, as_json, json_string
+from text.tool_calls.json_arguments import ParameterArguments
+
+_LONGEST_KEY = 400
+_ATTRIBUTE = re.compile(r"""\s*["']?([^"'<>]{1,200})["']?""")
+_HEAD = re.compile(r"""\s*["']?([\w.\-/:]{1,128})["']?[^<>]{0,64}>""")
+_HEAD_TO_COME = re.compile(r"""\s*["']?[\w.\-/:]{0,128}(?:["']?[^<>]{0,64})?""")
+
+
+class TaggedCalls(ParameterArguments):
+    """The names of the tags. `call` and `parameter` are open tags up to the name in them.
+
+    `wrappers`, open and close, stand around calls; outside of them only known functions are called. `strays`: further
+    marks that are never content. `trimmed`: one line break at each end of a value belongs to the tags.
+    """
+
+    call: ClassVar[str]
+    call_end: ClassVar[str]
+    parameter: ClassVar[str]
+    key_end: ClassVar[str] = ">"
+    parameter_end: ClassVar[str]
+    wrappers: ClassVar[tuple[tuple[str, str], ...]] = ()
+    strays: ClassVar[tuple[str, ...]] = ()
+    trimmed: ClassVar[bool] = False
+    head: ClassVar[re.Pattern[str]] = _HEAD
+    head_to_come: ClassVar[re.Pattern[str]] = _HEAD_TO_COME
+    inner: ClassVar[Marks]
+    """What may stand between parameters, and ends a value whose own end is missing."""
+    ends: ClassVar[Marks]
+
+    def __init_subclass__(cls) -> None:
+        wrappers = [mark for pair in cls.wrappers for mark in pair]
+        around = (cls.call, cls.call_end, *wrappers)
+        cls.silent = Marks((cls.call_end, *wrappers, *cls.strays))
+        cls.marks = Marks((*around, *cls.strays))
+        cls.inner = Marks((*around, cls.parameter))
+        cls.ends = Marks((*around, cls.parameter, cls.parameter_end))
+
+    def __init__(self, functions: Functions, *, parallel: bool = True, new_id: Callable[[], str] | None = None) -> None:
+        super().__init__(functions, parallel=parallel, new_id=new_id)
+        self._wrapped = False
+        self._name = ""
+        self._parameter = ""
+        self._types = STRING
+        self._seen = 0
+        """How far a value was searched, from `_at`."""
+        self._opened = False
+
+    @classmethod
+    def opens(cls) -> frozenset[str]:
+        return frozenset(opening for opening, _ in cls.wrappers) or frozenset((cls.call,))
+
+    @classmethod
+    def tokens(cls) -> frozenset[str]:
+        return super().tokens().union(cls.ends.strings)
+
+    def _meet(self, mark: str) -> None:
+        if mark == self.call:
+            known_only = bool(self.wrappers) and not self._wrapped
+            self._keep_from(self._at - len(mark) if known_only else self._at)
+            self._state = self._heading
+        else:
+            for opening, closing in self.wrappers:
+                if mark in (opening, closing):
+                    self._wrapped = mark == opening
+
+    def _heading(self) -> bool:
+        """Behind the open tag of a call: its name."""
+        found = self.head.match(self._buffer, self._at)
+        if found is None:
+            if not self._final and self.head_to_come.fullmatch(self._buffer, self._at):
+                return False
+            self._release()
+            return True
+        name = found.group(1)
+        if self.wrappers and not self._wrapped and name not in self._functions:
+            self._release()
+            return True
+        self._at = found.end()
+        self._name = name
+        self._commit(name)
+        self._state = self._between
+        return True
+
+    def _between(self) -> bool:
+        """Between parameters."""
+        char = self._skip_blank()
+        found = self.inner.at(self._buffer, self._at)
+        if found is not None:
+            if found.group() == self.parameter:
+                self._at = found.end()
+                self._state = self._key
+            else:
+                if found.group() == self.call_end:
+                    self._at = found.end()
+                self._close_object()
+        elif not char and self._final:
+            self._close_object()
+        elif not char or (not self._final and self.inner.settled(self._buffer, self._at) == self._at):
+            return False
+        elif char == "{" and self._empty:
+            self._read_arguments(self._between)
+        else:
+            self._state = self._strange
+        return True
+
+    def _strange(self) -> bool:
+        """Text where a parameter should be."""
+        found = self.inner.find(self._buffer, self._at)
+        end = found.start() if found is not None else self.inner.settled(self._buffer, self._at)
+        if found is None and self._final:
+            end = len(self._buffer)
+        self._say(self._buffer[self._at : end])
+        self._at = end
+        if found is None and not self._final:
+            return False
+        self._state = self._between
+        return True
+
+    # ---- one parameter
+
+    def _key(self) -> bool:
+        end = self._buffer.find(self.key_end, self._at, self._at + _LONGEST_KEY)
+        other = self.inner.find(self._buffer, self._at)
+        if end < 0 and other is None and len(self._buffer) - self._at < _LONGEST_KEY and not self._final:
+            return False
+        if end < 0 or (other is not None and other.start() < end):
+            self._state = self._strange
+            return True
+        found = _ATTRIBUTE.match(self._buffer, self._at, end)
+        if found is None:
+            self._state = self._strange
+            return True
+        self._parameter = found.group(1).strip()
+        self._types = self._types_of(self._parameter, self._buffer[found.end() : end])
+        self._at = end + len(self.key_end)
+        self._seen = 0
+        self._opened = not self.trimmed
+        if self._types == STRING:
+            self._tell_parameter(self._parameter, '"')
+            self._state = self._string
+        else:
+            self._state = self._other
+        return True
+
+    def _types_of(self, key: str, rest: str) -> frozenset[str]:
+        """The types of a parameter; `rest`: what its tag says behind the key."""
+        return self._functions.types(self._name, key)
+
+    def _string(self) -> bool:
+        """A string, told as it comes."""
+        if not self._opened:
+            if self._at == len(self._buffer) and not self._final:
+                return False
+            self._opened = True
+            if self._buffer.startswith("\n", self._at):
+                self._at += 1
+        found = self.ends.find(self._buffer, self._at)
+        if found is not None or (self._final and not self._cut):
+            end = len(self._buffer) if found is None else found.start()
+            text = self._buffer[self._at : end]
+            self._argue(json_string(text.removesuffix("\n") if self.trimmed else text)[1:])
+            self._leave_value(found)
+            return True
+        end = len(self._buffer) if self._final else self.ends.settled(self._buffer, self._at)
+        if self.trimmed and not self._final and self._buffer.endswith("\n", self._at, end):
+            end -= 1
+        self._argue(json_string(self._buffer[self._at : end])[1:-1])
+        self._at = end
+        if self._final:
+            self._state = self._content
+        return self._final
+
+    def _other(self) -> bool:
+        """A value that is no string, told when it is whole. One that was cut off is not told."""
+        found = self.ends.find(self._buffer, self._at + self._seen)
+        if found is None and not self._final:
+            self._seen = self.ends.settled(self._buffer, self._at + self._seen) - self._at
+            return False
+        end = len(self._buffer) if found is None else found.start()
+        if found is not None or not self._cut:
+            self._tell_parameter(self._parameter, self._as_json(self._buffer[self._at : end]))
+        self._at = end
+        self._leave_value(found)
+        return True
+
+    def _as_json(self, raw: str) -> str:
+        if self.trimmed:
+            raw = raw.removeprefix("\n").removesuffix("\n")
+        return as_json(raw, self._types)
+
+    def _leave_value(self, found: re.Match[str] | None) -> None:
+        if found is None:
+            self._at = len(self._buffer)
+        else:
+            self._at = found.end() if found.group() == self.parameter_end else found.start()
+        self._state = self._between
