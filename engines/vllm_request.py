@@ -154,19 +154,18 @@ def _sampling(request: PreprocessedRequest, ask: Ask) -> dict[str, Any]:
         sampling["logit_bias"] = {str(token_id): bias for token_id, bias in options.logit_bias.items()}
     if options.guided_decoding is not None and (constraint := _structured(options.guided_decoding)):
         sampling["structured_outputs"] = constraint
-    return sampling | _stopping(request)
+    _add_stopping(sampling, request)
+    return sampling
 
 
-def _stopping(request: PreprocessedRequest) -> dict[str, Any]:
+def _add_stopping(sampling: dict[str, Any], request: PreprocessedRequest) -> None:
     stop = request.stop_conditions
-    stopping: dict[str, Any] = {}
     if stop.stop and len(stop.stop) <= MAX_STOP_STRINGS:
-        stopping["stop"] = stop.stop
+        sampling["stop"] = stop.stop
     if stop.ignore_eos:
-        stopping["ignore_eos"] = True
+        sampling["ignore_eos"] = True
     if ids := stop_ids(request):
-        stopping["stop_token_ids"] = ids
-    return stopping
+        sampling["stop_token_ids"] = ids
 
 
 def _structured(guided: GuidedDecoding) -> dict[str, Any]:

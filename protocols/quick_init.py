@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def quick_init(cls: type[T]) -> type[T]:
-    """To be put above `@dataclass(frozen=True, slots=True)`. Making an instance costs less than half of what it did.
+    """To be put above `@dataclass(frozen=True, slots=True)`. Making an instance costs about half of what it did.
 
     Raises TypeError for what a plain setter cannot do: default factories, `__post_init__`, fields that are keyword-only
     or no parameters, and dataclasses without slots.
