@@ -103,6 +103,7 @@ def _add_replies(group: argparse._ArgumentGroup) -> None:
     _number(group, "--mean-length", 64.0, "tokens per answer")
     _number(group, "--echo", 0, "repeat the token so many places back instead; 0: do not")
     _number(group, "--seed", 0, "stands for the weights")
+    _number(group, "--embedding-size", _DEFAULTS.embedding_size, "numbers of an embedding; 0: it makes none")
 
 
 def _number(group: argparse._ArgumentGroup, flag: str, default: float, meaning: str) -> None:
@@ -177,6 +178,7 @@ def worker_options(given: argparse.Namespace) -> SimulatorOptions:
             block_size=given.block_size,
             context_length=given.context_length,
             dp_size=given.dp_size,
+            embedding_size=given.embedding_size,
             version=given.version,
             faults=tuple(Fault.parse(text) for text in given.fault),
             **_engine_options(given.engine, given.option),

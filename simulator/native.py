@@ -14,6 +14,7 @@ import orjson
 
 from protocols.preprocessed import PreprocessedRequest
 from protocols.wire import WireError
+from simulator import embeddings
 from simulator.http import Exchange
 from simulator.jobs import Job
 from simulator.model import EngineModel
@@ -39,6 +40,8 @@ class NativeWorker(SimulatedWorker):
             "/v1/native/generate": {"POST": self._generate},
             "/_sim/room": {"POST": self._room},
         }
+        if options.embedding_size:
+            self.routes["/v1/native/embed"] = {"POST": lambda exchange: embeddings.native(self, exchange)}
 
     async def start(self) -> None:
         if self.options.native.msgpack and not MSGPACK:

@@ -1,4 +1,4 @@
-"""A simulated server that only knows OpenAI's chat and completions: text in, text out, no token ids, no roles."""
+"""A simulated server that only knows OpenAI's own routes: text in, text or vectors out, no token ids, no roles."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from simulator import embeddings
 from simulator.answers import Answer
 from simulator.digests import mix
 from simulator.generation import Alternative
@@ -212,6 +213,8 @@ class OpenAIWorker(SimulatedWorker):
             "/v1/chat/completions": {"POST": lambda exchange: self._generation(exchange, True)},
             "/v1/completions": {"POST": lambda exchange: self._generation(exchange, False)},
         }
+        if options.embedding_size:
+            self.routes["/v1/embeddings"] = {"POST": lambda exchange: embeddings.openai(self, exchange)}
 
     def _models(self, exchange: Exchange) -> None:
         options = self.options

@@ -100,8 +100,9 @@ class SimulatorOptions:
     `model` is the served name, `model_path` what it calls its root. `port` and `bootstrap_port` 0: a free one.
     `advertised_host`: what it tells peers (default: `host`). `reply`: one fixed text for all answers; it wins over
     `rule`. `seed` stands for the weights: workers of one model must share it. `blocks` times `block_size` is the KV
-    cache's size in tokens. `version` None: the version the dialect was recorded from.
-    `segment_bytes`: replies are written in pieces of so many bytes (0: as they come).
+    cache's size in tokens. `embedding_size`: the numbers of a vector; 0: it makes no embeddings. `version` None: the
+    version the dialect was recorded from. `segment_bytes`: replies are written in pieces of so many bytes (0: as they
+    come).
     """
 
     engine: str = "vllm"
@@ -123,6 +124,7 @@ class SimulatorOptions:
     reuse: bool = True
     context_length: int = 8192
     dp_size: int = 1
+    embedding_size: int = 64
     version: str | None = None
     faults: tuple[Fault, ...] = ()
     segment_bytes: int = 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from simulator import sglang_metrics
+from simulator import embeddings, sglang_metrics
 from simulator import sglang_replies as replies
 from simulator.http import Exchange, Handler
 from simulator.jobs import Job, Output, Spec
@@ -75,6 +75,7 @@ class SglangWorker(SimulatedWorker):
             "/generate": {"POST": self._generate, "PUT": self._generate},
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat},
+            "/v1/embeddings": {"POST": lambda exchange: embeddings.sglang(self, exchange)},
             "/_sim/room": {"POST": self._room},
         }
         if options.sglang.enable_metrics:

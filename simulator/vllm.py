@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from simulator import vllm_metrics
+from simulator import embeddings, vllm_metrics
 from simulator import vllm_replies as replies
 from simulator.http import Exchange, Handler
 from simulator.jobs import Job
@@ -63,6 +63,9 @@ class VllmWorker(SimulatedWorker):
             "/inference/v1/generate": {"POST": self._generate},
             "/inference/v1/abort_requests": {"POST": self._abort},
         }
+        if options.embedding_size:
+            # A server of a model that generates has no such route at all.
+            self.routes["/v1/embeddings"] = {"POST": self._embed}
 
     # ---- generation
 
@@ -71,6 +74,12 @@ class VllmWorker(SimulatedWorker):
             self._refuse(exchange, _SCALE_OUT)
             return
         self._generation(exchange, lambda body, options, codec: read_generate(body, options))
+
+    def _embed(self, exchange: Exchange) -> None:
+        if self.crashed or self.draining:
+            self._refuse(exchange, Refused(_CRASH, kind="InternalServerError", status=500))
+        else:
+            embeddings.vllm(self, exchange)
 
     def _generation(self, exchange: Exchange, read: Callable[..., VllmRequest]) -> None:
         if self.crashed:
