@@ -15,20 +15,38 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, missing
 
 
 def chat_environment(clock: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     """`clock` gives the local time that `strftime_now` prints."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
+    environment = _ChatSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
     environment.globals["dict"] = _DictGlobal()
     environment.globals["namespace"] = _GuardedNamespace
     return environment
+
+
+class _ChatSandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which finds what templates look up most at once: a message's member, a namespace's variable.
+
+    Jinja's own way gives the same: it looks for an attribute first, and judges what it found.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict:
+            if attribute in obj and attribute not in _DICT_ATTRIBUTES:
+                return obj[attribute]
+        elif type(obj) is _GuardedNamespace and attribute[:1] != "_":
+            value = getattr(obj, attribute, missing)
+            if value is not missing and not callable(value):
+                return value
+        return super().getattr(obj, attribute)
+
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
 class _GenerationTag(Extension):
