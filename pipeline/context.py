@@ -146,6 +146,7 @@ class RequestContext:
     """One request, or one choice of it (`child`), on its way down and up.
 
     `deadline`: in the clock's seconds, None for none. `choices`: what the router picked, in order, per attempt and leg.
+    `outlives`: the work is for nobody any more, see `released`.
     """
 
     __slots__ = (
@@ -157,6 +158,7 @@ class RequestContext:
         "index",
         "migration",
         "model",
+        "outlives",
         "request_id",
         "tracker",
     )
@@ -181,6 +183,7 @@ class RequestContext:
         self.deadline = deadline
         self.flow = flow if flow is not None else Flow()
         self.index = index
+        self.outlives = False
         self.migration = MigrationState()
         self.choices: list[tuple[Leg, Choice]] = []
 
@@ -204,5 +207,6 @@ class RequestContext:
         context = self.child(self.index)
         context.flow = Flow()
         context.deadline = None
+        context.outlives = True
         context.choices = []
         return context

@@ -224,6 +224,9 @@ class WorkerRouter:
         if not isinstance(error, WorkerFailure) or error.worker_id is not None:
             return error
         error.worker_id = lease.worker.id
+        if context.outlives:
+            # Whoever fetches for a request that is over may be asking a peer that is gone: no fault of its own.
+            return error
         if lease.leg is Leg.PREFILL:
             error.in_prefill()
         if error.blame in (Blame.WORKER, Blame.PAIR):

@@ -73,6 +73,7 @@ class SequentialPair:
     __slots__ = (
         "_decode_failed",
         "_gate",
+        "_incarnation",
         "_router",
         "context",
         "decode",
@@ -98,6 +99,7 @@ class SequentialPair:
         self._router = router
         self._gate = Gate(sink)
         self._decode_failed = False
+        self._incarnation = router.registry.incarnation(prefill_lease.worker.id)
         self.request = request
         self.context = context
         self.outputs: list[LLMEngineOutput] = []
@@ -128,20 +130,25 @@ class SequentialPair:
         self.outputs += outputs
 
     def _take_handoff(self) -> LLMEngineOutput | PrefillResult | None:
-        lease = self.prefill.lease
+        lease, context = self.prefill.lease, self.prefill.context
         if not self.outputs:
-            raise self._router.record(IncompleteReply("prefill returned no output"), lease, self.context)
+            raise self._router.record(IncompleteReply("prefill returned no output"), lease, context)
         try:
             given = lease.adapter.handoff(self.outputs)
         except GatewayError as error:
-            raise self._router.record(error, lease, self.context) from error.__cause__
+            raise self._router.record(error, lease, context) from error.__cause__
         self._router.succeeded(lease)
         if isinstance(given, PrefillResult):
             self.handoff = given
         return given
 
-    def too_old(self) -> bool:
-        """Hard rule 8: the hand-off's parameters may no longer stand for the prompt's KV."""
+    def stale(self) -> bool:
+        """Hard rule 8: the hand-off's parameters may no longer stand for the prompt's KV, for they are too old or
+        another process is behind prefill's URL by now.
+        """
+        incarnation = self._router.registry.incarnation(self.prefill_worker.id)
+        if incarnation not in (0, self._incarnation):
+            return True
         lease_s, began_at = self.prefill.lease.adapter.lease_s, self.prefill.began_at
         if lease_s is None or began_at is None:
             return False
@@ -231,7 +238,7 @@ class SequentialPair:
             if not self.prefill.settled:
                 await self.prefill.wait()
                 self._take_handoff()
-            if self.handoff is not None and not self.too_old():
+            if self.handoff is not None and not self.stale():
                 await self._fetch()
         except GatewayError as error:
             log.info("request %s: pinned KV is left to its lease: %s", self.context.request_id, error)

@@ -208,7 +208,7 @@ class PrefillRouter:
     async def _decode(self, pair: SequentialPair, ending: Ending) -> None:
         """Decodes; a worker that refused before taking the request leaves the hand-off good for the next one."""
         for _ in range(MOST_DECODES - 1):
-            self._check_age(pair, ending)
+            self._check_fresh(pair, ending)
             try:
                 await pair.run_decode()
                 return
@@ -216,7 +216,7 @@ class PrefillRouter:
                 if pair.void:
                     raise
                 pair.next_decode(self._next_decode_worker(pair, error))
-        self._check_age(pair, ending)
+        self._check_fresh(pair, ending)
         await pair.run_decode()
 
     def _next_decode_worker(self, pair: SequentialPair, error: GatewayError) -> Lease:
@@ -228,13 +228,16 @@ class PrefillRouter:
         pair.context.tracker.record_worker(Leg.DECODE, lease.worker.id, lease.rank)
         return lease
 
-    def _check_age(self, pair: SequentialPair, ending: Ending) -> None:
+    def _check_fresh(self, pair: SequentialPair, ending: Ending) -> None:
         """Hard rule 8."""
-        if pair.handoff is None or not pair.too_old():
+        if pair.handoff is None or not pair.stale():
             return
         decode = pair.decode_lease
         if decode is None or not self._prefers_local() or not decode.adapter.plain(decode.worker.role):
-            raise EngineFailure("the hand-off is too old to be read safely", blame=Blame.NOBODY)
+            raise EngineFailure(
+                "the hand-off is too old, or its prefill worker was restarted: it cannot be read safely",
+                blame=Blame.NOBODY,
+            )
         pair.handoff = ending.cached = None
         pair.outcome = PrefillOutcome.LOCAL
 

@@ -281,11 +281,11 @@ class Reading(Generic[T]):
         limits = self._router.deadlines
         if self.outputs_seen:
             if now - self._since > limits.between_tokens_s:
-                self.fail(WorkerSilent(f"the worker sent nothing for {limits.between_tokens_s:.0f} s"))
+                self.fail(WorkerSilent(f"the worker sent nothing for {limits.between_tokens_s:g} s"))
         elif self._call.streams or self.lease.for_handoff:
             limit = limits.first_output(self.talk.prompt_tokens)
             if now - self._since > limit:
-                self.fail(WorkerSilent(f"the worker sent no token within {limit:.0f} s"))
+                self.fail(WorkerSilent(f"the worker sent no token within {limit:g} s"))
 
     # ---- failures
 

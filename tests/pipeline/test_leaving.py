@@ -1,7 +1,7 @@
-"""A client that leaves at any moment, against simulated workers: nothing is held, counted, watched or pinned after it.
+"""A client that leaves at any moment, or whose deadline passes: nothing is held, counted, watched or pinned after it.
 
-The moments: every point where the request's task waits, both while it still waits and in the step in which what it
-waited for has come; and every token. A moment that a request does not reach is its end.
+Against simulated workers. The moments: every point where the request's task waits, both while it still waits and in the
+step in which what it waited for has come; and every token. A moment that a request does not reach is its end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from pipeline.detokenize import Detokenizer
 from pipeline.migration import Migration
 from pipeline.service import Service, link
+from protocols.errors import DeadlineExceeded
 from protocols.worker import WorkerTraits
 from simulator.fleet import Simulator
 from simulator.model import Pace
@@ -82,18 +83,17 @@ async def _at_rest(rig: Rig, simulators: list[Simulator], *contexts: Any) -> Non
     assert rig.complaints == []
 
 
-class Cancelling:
-    """Runs a coroutine whose task is cancelled at its n-th wait: at once, or just as what it waits for comes."""
+class Interrupted:
+    """Runs a coroutine, and `interrupt` at its n-th wait: at once, or just as what it waits for comes."""
 
-    def __init__(self, work: Any, wait: int, *, late: bool) -> None:
+    def __init__(self, work: Any, wait: int, interrupt: Callable[[], object], *, late: bool) -> None:
         self._work = work
         self._wait = wait
+        self._interrupt = interrupt
         self._late = late
         self.waits = 0
 
     def __await__(self) -> Generator[Any, Any, None]:
-        task = asyncio.current_task()
-        assert task is not None
         send: Callable[[], Any] = lambda: self._work.send(None)  # noqa: E731
         while True:
             try:
@@ -102,7 +102,7 @@ class Cancelling:
                 return
             self.waits += 1
             if self.waits == self._wait:
-                self._cancel(task, waited)
+                self._begin(waited)
             try:
                 yield waited
             except BaseException as error:
@@ -110,27 +110,29 @@ class Cancelling:
             else:
                 send = lambda: self._work.send(None)  # noqa: E731
 
-    def _cancel(self, task: asyncio.Task[Any], waited: Any) -> None:
+    def _begin(self, waited: Any) -> None:
         if self._late and waited is not None:
-            waited.add_done_callback(lambda _: task.cancel())
+            waited.add_done_callback(lambda _: self._interrupt())
         else:
-            asyncio.get_running_loop().call_soon(task.cancel)
+            asyncio.get_running_loop().call_soon(self._interrupt)
 
 
+@pytest.mark.parametrize("event", ["leaves", "deadline"])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("wait", range(1, STEPS))
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_a_client_that_leaves_at_any_wait_leaves_nothing_behind(
-    rig: Rig, engine: str, wait: int, late: bool
+async def test_a_request_that_ends_at_any_wait_leaves_nothing_behind(
+    rig: Rig, engine: str, wait: int, late: bool, event: str
 ) -> None:
     simulators = await _pair(rig, engine)
-    context, taken = rig.context(), Taken()
-    service = _texts(rig)
-    cancelling = Cancelling(service(request_of(prompt=PROMPT, stop={"max_tokens": 4}), context, taken), wait, late=late)
+    deadline = rig.clock() + 100
+    context, taken, service = rig.context(deadline=deadline), Taken(), _texts(rig)
+    work = service(request_of(prompt=PROMPT, stop={"max_tokens": 4}), context, taken)
 
     async def asked() -> None:
+        interrupt = task.cancel if event == "leaves" else lambda: rig.ticker.tick(deadline + 1)
         try:
-            await cancelling
+            await Interrupted(work, wait, interrupt, late=late)
         finally:
             taken.closed = True
 
@@ -138,7 +140,7 @@ async def test_a_client_that_leaves_at_any_wait_leaves_nothing_behind(
     await asyncio.wait([task], timeout=2.0)
 
     assert task.done()
-    assert task.cancelled() or task.exception() is None
+    assert task.cancelled() or isinstance(task.exception(), DeadlineExceeded | None)
     await _at_rest(rig, simulators, context)
 
 

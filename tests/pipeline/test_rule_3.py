@@ -375,6 +375,24 @@ async def test_rule_3_a_decode_that_stays_silent_is_closed_and_another_frees_the
     await rig.drained()
 
 
+async def test_rule_3_a_release_that_fails_is_not_held_against_the_worker_that_tried(rig: Rig) -> None:
+    """It may have asked a prefill worker that is gone."""
+    prefill, decode = await rig.pair(Trtllm)
+    other = await rig.scripted(Trtllm, Role.DECODE)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, Trtllm.prefilled())
+    (await decode.call()).reset()
+    assert isinstance(await asked.fails(), Disconnected)
+    fetching = await other.call()
+
+    rig.tick(31)
+
+    await fetching.gone()
+    await rig.drained()
+    assert [worker_id for worker_id, _, _ in rig.seen.failures] == [decode.id]
+    assert next(state.failures for state in rig.registry.states() if state.worker.id == other.id) == 0
+
+
 # ---- at once
 
 

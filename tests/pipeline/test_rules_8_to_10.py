@@ -172,6 +172,35 @@ async def test_rule_8_aged_parameters_are_not_used_to_free_anything_either() -> 
         assert rig.held(asked.context) == {}
 
 
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_8_what_a_prefill_worker_handed_over_before_its_restart_is_void(dialect: type[Dialect]) -> None:
+    async with Rig(policy="strict") as rig:
+        prefill, decode = await rig.pair(dialect)
+        asked = rig.ask()
+        prefilling = await prefill.call()
+
+        rig.registry.identified(prefill.id, dialect.traits, restarted=True)
+        await prefilling.reply(200, dialect.prefilled())
+
+        assert isinstance(await asked.fails(), EngineFailure)
+        await rig.drained()
+        assert decode.paths == []
+        assert rig.held(asked.context) == {}
+
+
+async def test_rule_8_a_prefill_worker_that_is_merely_leaving_still_hands_over(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Vllm)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+
+    rig.registry.remove(prefill.id)
+    await prefilling.reply(200, Vllm.prefilled())
+
+    assert "kv_transfer_params" in (await decode.call()).json()
+    await asked.leave()
+    await rig.background.drain(0)
+
+
 # ---- rule 9
 
 

@@ -333,6 +333,25 @@ async def test_of_two_choices_neither_reaches_the_sink_after_one_has_failed(rig:
     assert rig.held(asked.context) == {}
 
 
+async def test_two_choices_share_their_clients_pace(rig: Rig) -> None:
+    worker = await rig.scripted(Native, Role.AGGREGATED)
+    asked = rig.ask([request_of(), request_of()], service=_two(_texts(rig)))
+    calls = [await worker.call(), await worker.call()]
+
+    asked.context.flow.pause()
+    for call in calls:
+        await call.stream(Native().tokens(FIRST))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert asked.sink.outputs == []
+    asked.context.flow.resume()
+    for call in calls:
+        await call.end(Native().finish(), Native().close())
+
+    await asked.ends()
+    assert sorted({choice.index for choice in asked.sink.outputs}) == [0, 1]
+
+
 async def test_the_enough_of_one_choice_ends_both_and_reaches_its_owner(rig: Rig) -> None:
     def enough(taken: Taken) -> None:
         raise Enough(taken)
