@@ -93,8 +93,6 @@ class SglangReply(Reply):
             triples, tops = meta["output_token_logprobs"][span], meta.get("output_top_logprobs")
             rows = alternatives(tops[span] if tops else None, triples, limit)
             outputs.append(LLMEngineOutput(token_ids=ids, log_probs=chosen(triples, ids), top_logprobs=rows))
-        elif outputs:
-            outputs[-1].token_ids += ids
         else:
             outputs.append(LLMEngineOutput(token_ids=ids))
 

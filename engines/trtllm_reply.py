@@ -114,9 +114,7 @@ class TrtllmReply(Reply):
     def _take_choice(self, choice: dict[str, Any], outputs: list[LLMEngineOutput]) -> None:
         raw, finish = choice.get("token_ids"), choice.get("finish_reason")
         ids = [] if raw is None else read_token_list(raw)
-        if ids and self._any_ids and outputs and self._request.output_options.logprobs is None:
-            outputs[-1].token_ids += ids
-        elif ids:
+        if ids:
             outputs += self._outputs(ids, choice.get("logprobs"))
         if finish is None and self._leg is Leg.PREFILL:
             finish = "not_finished"

@@ -56,10 +56,8 @@ class VllmReply(Reply):
             self._choice(choices, outputs)
 
     def _plain(self, ids: list[int], outputs: list[LLMEngineOutput]) -> None:
-        """Ids without logprobs; those of one read become one output."""
-        if outputs and outputs[-1].log_probs is None:
-            outputs[-1].token_ids += ids
-        elif ids:
+        """Ids without logprobs."""
+        if ids:
             self._any_ids = True
             outputs.append(LLMEngineOutput(token_ids=ids))
 

@@ -1,7 +1,8 @@
 """A choice's outputs to OpenAI's stream events; the last step of a token's way.
 
-The bytes around a text are made beforehand; a read of the worker's reply becomes one chunk, however many tokens it
-brought. Nothing is sent that shows nothing: ids whose text is withheld wait for it.
+The bytes around a text are made beforehand. What the engine sent as one event becomes one chunk, so that whoever counts
+chunks sees the engine's own pace; the chunks of one read leave together. Nothing is sent that shows nothing: ids whose
+text is withheld wait for it.
 """
 
 from __future__ import annotations
@@ -82,27 +83,27 @@ class ChoiceDeltas(ABC):
 
     def feed(self, outputs: Sequence[BackendOutput]) -> bytes:
         """The events of one read's outputs, b"" when they show nothing. Raises when an output is an error."""
+        if len(outputs) == 1:
+            return self._feed_one(outputs[0])
+        return b"".join(map(self._feed_one, outputs))
+
+    def _feed_one(self, output: BackendOutput) -> bytes:
         if self.finished:
             return b""
-        text = ""
-        ending = None
         count = self._count
-        for output in outputs:
-            count.tokens += len(output.token_ids)
-            if output.text:
-                text += output.text
-            if output.completion_usage is not None:
-                count.observe(output)
-            if output.finish_reason is not None:
-                ending = output
+        count.tokens += len(output.token_ids)
+        if output.completion_usage is not None:
+            count.observe(output)
         if self._report is not None:
-            self._report.add(outputs)
-        if ending is None:
-            if not text:
-                return b""
-            if self._plain and not self._echo:
-                return self._lead + orjson.dumps(text) + self._trail
-        return self._events(text, ending)
+            self._report.add((output,))
+        text = output.text or ""
+        if output.finish_reason is not None:
+            return self._events(text, output)
+        if not text:
+            return b""
+        if self._plain and not self._echo:
+            return self._lead + orjson.dumps(text) + self._trail
+        return self._events(text, None)
 
     def _events(self, text: str, ending: BackendOutput | None) -> bytes:
         finish = None if ending is None or ending.finish_reason is None else finish_name(ending.finish_reason)

@@ -81,10 +81,10 @@ def test_events_that_do_not_count_are_read_as_the_server_said(incremental, body)
     assert read(parser(incremental=incremental), uncounted).ids == [5, 6, 7, 8]
 
 
-def test_the_ids_of_one_read_become_one_output():
+def test_each_event_that_brings_ids_is_an_output():
     outputs = parser().feed(event([5], 1) + event([5, 6], 2) + event([5, 6], 2))
 
-    assert [output.token_ids for output in outputs] == [[5, 6]]
+    assert [output.token_ids for output in outputs] == [[5], [6]]
 
 
 def test_a_delta_that_got_lost_is_a_violation():

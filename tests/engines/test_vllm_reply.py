@@ -61,10 +61,10 @@ def error(code: Any, message: str, kind: str = "InternalServerError") -> bytes:
 # ---- ids
 
 
-def test_the_ids_of_one_read_become_one_output():
+def test_each_event_that_brings_ids_is_an_output():
     outputs = parser().feed(chunk([5]) + chunk([6, 7]) + chunk([8]))
 
-    assert [output.token_ids for output in outputs] == [[5, 6, 7, 8]]
+    assert [output.token_ids for output in outputs] == [[5], [6, 7], [8]]
 
 
 def test_a_chunk_without_ids_is_no_output():
@@ -170,7 +170,7 @@ def test_an_abort_that_nobody_asked_for_is_a_failure_after_its_tokens():
 
     outputs = reply.feed(chunk([5]) + chunk([6], "abort") + DONE)
 
-    assert [output.token_ids for output in outputs] == [[5, 6]]
+    assert [output.token_ids for output in outputs] == [[5], [6]]
     assert type(reply.error) is EngineAborted
     assert not reply.finish_seen
 

@@ -71,13 +71,13 @@ def test_a_completion_is_texts_then_a_finish_then_done():
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
 
 
-def test_what_one_read_brought_is_one_chunk():
+def test_each_output_of_a_read_is_a_chunk_and_they_leave_together():
     renderer = chat()
     renderer.start()
 
     events = renderer.feed(0, [output("a"), output("b"), output("c")])
 
-    assert [contents([chunk]) for chunk in chat_chunks(events)] == ["abc"]
+    assert [contents([chunk]) for chunk in chat_chunks(events)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("read", [[], [output(None, ids=[5])], [output("", ids=[5])], [BackendOutput()]])
