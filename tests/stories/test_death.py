@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from simulator.options import NativeOptions, TrtllmOptions, VllmOptions
-from tests.stories.house import PAIRED, House, pair, solo
+from tests.stories.house import PAIRED, House, pair, second, solo
 from tests.stories.oracle import answer, ids_of
 from tests.stories.wire import Reply, events_of
 
@@ -119,8 +119,7 @@ LOCAL = ("vllm", "trtllm")
 
 
 @pytest.mark.parametrize("engine", PAIRED)
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("moment", ["connect", "request"])
+@pytest.mark.parametrize(("moment", "stream"), [("connect", False), ("request", True)])
 def test_the_death_of_the_only_decode_worker_before_a_word_is_a_true_status(
     open_house: OpenHouse, engine: str, moment: str, stream: bool
 ) -> None:
@@ -131,14 +130,13 @@ def test_the_death_of_the_only_decode_worker_before_a_word_is_a_true_status(
 
     reply = asked(house, f"pair-{engine}", stream=stream)
 
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < second()
     assert (reply.status, reply.json()["error"]["code"]) == (503, "no_available_workers")
     assert reply.header("retry-after")
 
 
 @pytest.mark.parametrize("engine", ["sglang", "native"])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("moment", ["connect", "request"])
+@pytest.mark.parametrize(("moment", "stream"), [("connect", False), ("request", True)])
 def test_the_death_of_the_only_prefill_worker_is_a_true_status(
     open_house: OpenHouse, engine: str, moment: str, stream: bool
 ) -> None:
@@ -149,12 +147,12 @@ def test_the_death_of_the_only_prefill_worker_is_a_true_status(
 
     reply = asked(house, f"pair-{engine}", stream=stream)
 
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < second()
     assert (reply.status, reply.json()["error"]["code"]) == (503, "no_available_workers")
 
 
 @pytest.mark.parametrize("engine", LOCAL)
-@pytest.mark.parametrize("moment", ["connect", "request", "head"])
+@pytest.mark.parametrize("moment", ["connect", "head"])
 def test_where_decode_can_prefill_for_itself_the_only_prefill_worker_is_not_missed(
     open_house: OpenHouse, engine: str, moment: str
 ) -> None:
@@ -180,7 +178,7 @@ def test_the_death_of_the_only_worker_in_a_stream_is_one_error_and_no_finish(
 
     reply = asked(house, f"pair-{engine}", stream=True)
 
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < second()
     events = events_of(reply.body)
     assert SAID.startswith(events.text())
     assert events.text()
@@ -198,7 +196,7 @@ def test_the_death_of_the_only_worker_behind_a_whole_answer_is_a_502(open_house:
 
     reply = asked(house, f"pair-{engine}", stream=False)
 
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < second()
     assert (reply.status, reply.json()["error"]["code"]) == (502, "worker_failed")
 
 

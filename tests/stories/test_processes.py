@@ -21,7 +21,7 @@ import pytest
 
 from app.simulate import DEMO_MODEL
 from protocols.worker import worker_id_of
-from tests.stories.house import House
+from tests.stories.house import House, second
 from tests.stories.oracle import answer, ids_of
 from tests.stories.wire import Wire, events_of
 
@@ -46,7 +46,7 @@ class Process:
         self.role = role
         self.bootstrap_port = free_port()
         command = [sys.executable, "-m", "app", "simulate", "--engine", engine, "--role", role, "--model", "far"]
-        options = ["--port", "0", "--bootstrap-port", str(self.bootstrap_port), "--ttft-ms", "100", "--token-ms", "3"]
+        options = ["--port", "0", "--bootstrap-port", str(self.bootstrap_port), "--ttft-ms", "5", "--token-ms", "3"]
         endless = ["--mean-length", "0"]
         self._process = subprocess.Popen([*command, *options, *endless], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self.url = ""
@@ -62,9 +62,16 @@ class Process:
         bootstrap = {"bootstrap_port": self.bootstrap_port} if engine == "sglang" and self.role == "prefill" else {}
         return {"url": self.url, "engine": engine, "role": self.role, **bootstrap}
 
+    def hesitate(self) -> None:
+        """From its next request on it keeps its reply to itself."""
+        httpx.post(f"{self.url}/_sim/faults", json={"faults": ["slow=60@request"]}).raise_for_status()
+
+    def relent(self) -> None:
+        httpx.delete(f"{self.url}/_sim/faults").raise_for_status()
+
     @property
-    def busy(self) -> bool:
-        return self.running and bool(httpx.get(f"{self.url}/_sim/state").json()["answers"])
+    def hesitates(self) -> bool:
+        return bool(httpx.get(f"{self.url}/_sim/state").json()["faults_committed"])
 
     @property
     def running(self) -> bool:
@@ -140,8 +147,12 @@ def test_processes_are_killed_one_after_the_other(house: House, processes: list[
     assert_whole(b"".join([*seen, *pieces]))
 
     # A prefill worker, while it prefills.
+    for process in processes[:2]:
+        process.hesitate()
     wire = begin(house)
-    until_one(processes, "prefill", lambda process: process.busy).end(signal.SIGKILL)
+    hesitating = until_one(processes, "prefill", lambda process: process.hesitates)
+    until_one(processes, "prefill", lambda process: process is not hesitating).relent()
+    hesitating.end(signal.SIGKILL)
     assert_whole(wire.reply().body)
 
     # The last decode worker: nobody is left to go on.
@@ -151,7 +162,7 @@ def test_processes_are_killed_one_after_the_other(house: House, processes: list[
     until_one(processes, "decode", lambda process: process.running).end(signal.SIGKILL)
     died = time.monotonic()
     events = events_of(b"".join([*seen, *pieces]))
-    assert time.monotonic() - died < 1
+    assert time.monotonic() - died < second()
     assert answer(PROMPT, TOKENS).startswith(events.text())
     assert events.error is not None
     assert events.error["code"] == "worker_failed"
