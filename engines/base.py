@@ -169,6 +169,9 @@ class EngineAdapter(ABC):
 
     # ---- embeddings
 
+    embed_room: ClassVar[int] = 0
+    """Tokens of the context that an input to embed must leave free."""
+
     def embeds(self, *, parts: bool) -> bool:
         """Is there a call for vectors? `parts`: of content parts, which no tokenizer reads."""
         return False

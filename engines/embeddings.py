@@ -1,7 +1,7 @@
 """Reads the replies to embedding calls: one JSON document with a vector for each input.
 
-Seen: vectors as lists of numbers where base64 was asked for, `dimensions` passed over, and the model's folder in
-`model` (SGLang's releases of 2025). Vectors are put in the order of the inputs by their `index`.
+Seen: vectors as lists of numbers where base64 was asked for and `dimensions` passed over (SGLang's releases of early
+2025), the model's folder in `model` (SGLang 0.5.23). Vectors are put in the order of the inputs by their `index`.
 """
 
 from __future__ import annotations

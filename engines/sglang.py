@@ -85,6 +85,9 @@ class SglangAdapter(EngineAdapter):
 
     # ---- embeddings
 
+    embed_room: ClassVar[int] = 1
+    """SGLang 0.5.23 refuses an input as long as its context, as if an answer were to follow."""
+
     def embeds(self, *, parts: bool) -> bool:
         return True
 
@@ -94,6 +97,9 @@ class SglangAdapter(EngineAdapter):
         """Releases that know `encoding_format` answer in base64, others in lists all the same."""
         body: dict[str, Any] = {"model": self.model, "encoding_format": "base64"}
         body["input"] = flat_parts(parts) if parts else request.token_ids
+        count = len(body["input"])
+        # What is not a list of lists of ids is one request when it is alone, and has one id.
+        body["rid"] = ids.name if parts and count == 1 else [f"{ids.name}_{index}" for index in range(count)]
         if request.dimensions is not None:
             body["dimensions"] = request.dimensions
         return Call(EMBEDDINGS, orjson.dumps(body))

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from engines.base import Call
 from pipeline.attempts import Attempts
 from pipeline.context import RequestContext
-from pipeline.dispatch import Lease
+from pipeline.dispatch import Lease, WorkerRouter
 from pipeline.preprocess import LONG_TEXT, merged_hints
 from pipeline.talk import Parser
 from protocols.errors import (
@@ -30,7 +30,7 @@ from protocols.outputs import EmbeddingsEngineOutput
 from protocols.preprocessed import PreprocessedEmbeddingRequest, RoutingHints
 from protocols.vectors import vector_length
 from protocols.wire import WireError
-from protocols.worker import Leg, Role
+from protocols.worker import Leg, Role, Worker
 from telemetry.record import Usage
 from text.embedding_answer import embedding_body
 from text.options import check_vocabulary, routing_hints
@@ -107,7 +107,7 @@ class TokenEmbeddings:
 
     def _checked(self, request: EmbeddingRequest) -> tuple[tuple[int, ...], ...]:
         """Each input's ids, none of them empty, too long, or outside the vocabulary."""
-        longest = self._context_length()
+        longest = self._longest()
         limit = longest if request.truncate_prompt_tokens == -1 else request.truncate_prompt_tokens
         from_left, special = request.truncation_side == "left", request.add_special_tokens is not False
         checked = []
@@ -122,16 +122,34 @@ class TokenEmbeddings:
             checked.append(tuple(ids))
         return tuple(checked)
 
+    def _longest(self) -> int | None:
+        """The longest input that every worker takes, in tokens."""
+        longest, router = self._context_length(), self._attempts.router
+        if longest is None:
+            return None
+        workers = able_workers(router, parts=False)
+        return longest - max((router.registry.adapter(worker.id).embed_room for worker in workers), default=0)
+
 
 def _check_length(count: int, longest: int | None, place: str) -> None:
     if not count:
         raise invalid(place, "it has no tokens")
     if longest is not None and count > longest:
         raise ContextLengthExceeded(
-            f"This model's maximum context length is {longest} tokens, but '{place}' has {count}. Shorten it, or set "
+            f"This model takes inputs of at most {longest} tokens, but '{place}' has {count}. Shorten it, or set "
             "'truncate_prompt_tokens'.",
             param=place,
         )
+
+
+def able_workers(router: WorkerRouter, *, parts: bool) -> list[Worker]:
+    """The model's whole workers, up or not, of an engine that makes vectors (of content parts)."""
+    workers = [candidate.worker for candidate in router.registry.candidates(router.model, Leg.DECODE)]
+    return [
+        worker
+        for worker in workers
+        if worker.role is Role.AGGREGATED and router.registry.adapter(worker.id).embeds(parts=parts)
+    ]
 
 
 @dataclass(slots=True)
@@ -170,13 +188,8 @@ class TokenJob:
     def _able_workers(self) -> RoutingHints | None:
         """The hints, with what is known of the workers: only whole ones, of an engine that has such a call."""
         router, parts = self.attempts.router, bool(self.parts)
-        workers = [candidate.worker for candidate in router.registry.candidates(router.model, Leg.DECODE)]
-        able = frozenset(
-            worker.id
-            for worker in workers
-            if worker.role is Role.AGGREGATED and router.registry.adapter(worker.id).embeds(parts=parts)
-        )
-        if len(able) == len(workers):
+        able = frozenset(worker.id for worker in able_workers(router, parts=parts))
+        if len(able) == len(router.registry.candidates(router.model, Leg.DECODE)):
             return self.hints
         if not able:
             what = "of content parts " if parts else ""

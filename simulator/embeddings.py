@@ -51,7 +51,10 @@ def base64_of(vector: Vector) -> str:
 
 
 class EmbeddingAnswer(Answer):
-    """The answer to one request. `told` makes the reply of the vectors, `failed` the body of an engine's failure."""
+    """The answer to one request. `told` makes the reply of the vectors, `failed` the body of an engine's failure.
+
+    `rids`: the ids by which it can be aborted (SGLang); `leave_s`: how late a client's leaving is noticed.
+    """
 
     def __init__(
         self,
@@ -62,8 +65,12 @@ class EmbeddingAnswer(Answer):
         told: Callable[[list[Vector]], Any],
         failed: Callable[[int, str], Any],
         headers: Mapping[str, str] | None = None,
+        *,
+        rids: Sequence[str] = (),
+        leave_s: float = 0.0,
     ) -> None:
-        super().__init__(worker, exchange)
+        super().__init__(worker, exchange, leave_s=leave_s)
+        self.rids = rids
         self.fault = worker.faults.for_request()
         self._prompts = prompts
         self._size = dimensions or worker.options.embedding_size
@@ -164,7 +171,7 @@ def _vllm_prompts(worker: VllmWorker, body: Mapping[str, Any]) -> Prompts:
 
 
 def sglang(worker: SglangWorker, exchange: Exchange) -> None:
-    """`/v1/embeddings`: numbers whatever encoding was asked for; a content part makes a vector."""
+    """`/v1/embeddings`: text, ids, or content parts, each of which makes a vector."""
     try:
         body = orjson.loads(exchange.body)
         if not worker.options.embedding_size:
@@ -172,6 +179,9 @@ def sglang(worker: SglangWorker, exchange: Exchange) -> None:
                 "This model does not appear to be an embedding model by default. "
                 "Please add `--is-embedding` when launching the server or try another model."
             )
+        encoding = body.get("encoding_format", "float")
+        if encoding not in ("float", "base64"):
+            raise ValueError(f"encoding_format must be either 'float' or 'base64', got {encoding!r}")
         prompts = _prompts(worker, body["input"])
         dimensions = _dimensions(worker, body)
         for prompt in prompts:
@@ -183,14 +193,27 @@ def sglang(worker: SglangWorker, exchange: Exchange) -> None:
     except _MALFORMED as error:
         exchange.json(400, _sglang_failure(400, str(error)), {"vary": "Origin"})
         return
-    if any(max(prompt) >= worker.vocabulary.size for prompt in prompts):
+    if not all(prompt and max(prompt) < worker.vocabulary.size for prompt in prompts):
+        # An empty input, and an id outside the vocabulary, end the real process (0.5.23).
         worker.die()
         return
+    rid = body.get("rid") or ()
 
     def told(vectors: list[Vector]) -> dict[str, Any]:
-        return listed(vectors, prompts, worker.options.model_path or worker.options.model, packed=False)
+        folder = worker.options.model_path or worker.options.model
+        return listed(vectors, prompts, folder, packed=encoding == "base64")
 
-    EmbeddingAnswer(worker, exchange, prompts, dimensions, told, _sglang_failure, {"vary": "Origin"}).begin()
+    EmbeddingAnswer(
+        worker,
+        exchange,
+        prompts,
+        dimensions,
+        told,
+        _sglang_failure,
+        {"vary": "Origin"},
+        rids=(rid,) if isinstance(rid, str) else rid,
+        leave_s=worker.options.sglang.unary_leave_s,
+    ).begin()
 
 
 def _sglang_failure(status: int, message: str) -> dict[str, Any]:

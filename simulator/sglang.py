@@ -177,7 +177,7 @@ class SglangWorker(SimulatedWorker):
         rid = asked.get("rid") or ""
         self._empty(exchange, 200)
         for answer in list(self.answers):
-            if not isinstance(answer, SglangAnswer):
+            if not isinstance(answer, (SglangAnswer, embeddings.EmbeddingAnswer)):
                 continue
             if asked.get("abort_all") or (rid and any(known.startswith(rid) for known in answer.rids)):
                 answer.abort()
