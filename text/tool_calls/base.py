@@ -224,13 +224,16 @@ class MarkupParser(ToolCallParser):
         self._state = self._content
         if self._from < 0:
             return
-        kept = self._buffer[self._from : self._at]
-        self._from = -1
+        start, self._from = self._from, -1
+        self._say_unmarked(self._buffer[start : self._at])
+
+    def _say_unmarked(self, text: str) -> None:
+        """Content, without the marks in it."""
         start = 0
-        while (found := self.silent.find(kept, start)) is not None:
-            self._say(kept[start : found.start()])
+        while (found := self.silent.find(text, start)) is not None:
+            self._say(text[start : found.start()])
             start = found.end()
-        self._say(kept[start:])
+        self._say(text[start:])
 
     def _mark_here(self) -> bool | None:
         """Does a mark stand here? None: that is still to be seen."""

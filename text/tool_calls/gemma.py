@@ -17,10 +17,10 @@ from text.tool_calls.nesting import Nesting
 
 _QUOTES = ('<|"|>', "<escape>")
 _ANY = frozenset({"null", "number", "boolean", "string"})
-_HEAD = re.compile(r"\s*call:\s*([\w.\-]{1,128})\s*\{")
-_HEAD_TO_COME = re.compile(r"\s*(?:c|ca|cal|call|call:\s*[\w.\-]{0,128}\s*)?")
-_KEY = re.compile(r'(?:<\|"\|>|<escape>|")?([^:{}\[\],<>"]{1,200}?)(?:<\|"\|>|<escape>|")?\s*:\s*(?=\S)')
-_KEY_TO_COME = re.compile(r"[^:{}\[\],]{0,220}(?::\s*)?")
+_HEAD = re.compile(r"call:\s*([\w.\-]{1,128})\s*\{")
+_HEAD_TO_COME = re.compile(r"(?:c|ca|cal|call|call:\s*[\w.\-]{0,128}\s*)?")
+_KEY = re.compile(r'(?:<\|"\|>|<escape>|")?([^:{}\[\],<>"]{1,200}?)(?:<\|"\|>|<escape>|")?\s*:')
+_KEY_TO_COME = re.compile(r"[^:{}\[\],]{0,220}")
 _DEEPEST = 64
 
 
@@ -49,6 +49,7 @@ class Gemma(ParameterArguments):
             self._state = self._heading
 
     def _heading(self) -> bool:
+        self._skip_blank()
         found = _HEAD.match(self._buffer, self._at)
         if found is None:
             if not self._final and _HEAD_TO_COME.fullmatch(self._buffer, self._at):
@@ -90,6 +91,8 @@ class Gemma(ParameterArguments):
         return True
 
     def _valuing(self) -> bool:
+        if not self._nesting.at:
+            self._skip_blank()
         end = self._nesting.end(self._buffer, self._at, final=self._final)
         if end < 0 and not self._final:
             return False

@@ -38,7 +38,7 @@ class Harmony(JsonArguments):
         self._thought = False
         """Was anything thought until now?"""
         self._break = ""
-        """What stands between the next thought and those before it."""
+        """What stands between this message and the last of its kind."""
 
     @property
     def thinking(self) -> bool:
@@ -51,7 +51,7 @@ class Harmony(JsonArguments):
         return super().feed(text)
 
     def _passes(self) -> bool:
-        return self._state == self._words or super()._passes()
+        return (self._state == self._words and not self._break) or super()._passes()
 
     def _beginning(self) -> bool:
         """An answer may begin with its recipient."""
@@ -101,8 +101,7 @@ class Harmony(JsonArguments):
             self._thought = False
             self._state = self._thoughts
             return
-        if self._said:
-            self._blank += "\n"
+        self._break = "\n" if self._said else ""
         self._state = self._words
 
     def _thoughts(self) -> bool:
@@ -115,6 +114,8 @@ class Harmony(JsonArguments):
 
     def _words(self) -> bool:
         text, going = self._body()
+        if text and self._break:
+            text, self._break = self._break + text, ""
         self._say(text)
         return going
 

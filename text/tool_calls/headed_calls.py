@@ -12,8 +12,10 @@ from text.tool_calls.json_arguments import JsonArguments
 
 _LONGEST_HEAD = 256
 _NAME = re.compile(r"[\w.\-/:]{1,128}")
-_FENCED_NAME = re.compile(r"([\w.\-/:]{1,128})(?=[\s<`{])\s*(?:```(?:json)?(?=[\s{\[<])\s*)?(?=[^\s`])")
-_FENCED_NAME_TO_COME = re.compile(r"[\w.\-/:]{0,128}\s*(?:`{0,3}|```(?:j|js|jso|json)?\s*)?")
+_ENDED_NAME = re.compile(r"([\w.\-/:]{1,128})(?=[\s<`{])")
+_NAME_TO_COME = re.compile(r"[\w.\-/:]{0,128}")
+_FENCE = re.compile(r"```(?:json)?(?=[\s{\[<])")
+_FENCE_TO_COME = re.compile(r"`{0,3}|```(?:j|js|jso|json)")
 _FENCE_END = re.compile(r"\s*```")
 _FENCE_END_TO_COME = re.compile(r"\s*`{0,2}")
 
@@ -74,15 +76,35 @@ class DeepSeekV3(HeadedCalls):
             self._commit(self._head)
             self._await_arguments(self._fence_end)
             return True
-        found = _FENCED_NAME.match(self._buffer, self._at)
+        found = _ENDED_NAME.match(self._buffer, self._at)
         if found is not None:
             self._at = found.end()
-            self._commit(found.group(1))
-            self._await_arguments(self._fence_end)
-        elif not self._final and _FENCED_NAME_TO_COME.fullmatch(self._buffer, self._at):
+            self._head = found.group(1)
+            self._state = self._fence
+        elif not self._final and _NAME_TO_COME.fullmatch(self._buffer, self._at):
             return False
         else:
             self._release()
+        return True
+
+    def _fence(self) -> bool:
+        """Between the name and the arguments."""
+        char = self._skip_blank()
+        if char == "`":
+            found = _FENCE.match(self._buffer, self._at)
+            if found is not None:
+                self._at = found.end()
+            elif not self._final and _FENCE_TO_COME.fullmatch(self._buffer, self._at):
+                return False
+            else:
+                self._release()
+                return True
+        elif not char:
+            if self._final:
+                self._release()
+            return self._final
+        self._commit(self._head)
+        self._await_arguments(self._fence_end)
         return True
 
     def _fence_end(self) -> bool:

@@ -12,7 +12,7 @@ class Nesting:
     `escapes`: a backslash takes the next character out of a string's syntax.
     """
 
-    __slots__ = ("_closing", "_depth", "_ends", "_outside", "_quotes", "at")
+    __slots__ = ("_closing", "_depth", "_ends", "_inside", "_outside", "_quotes", "at")
 
     def __init__(self, quotes: Sequence[str], ends: str, *, escapes: bool) -> None:
         ordered = sorted(quotes, key=len, reverse=True)
@@ -23,6 +23,8 @@ class Nesting:
             quote: re.compile((r"\\.|" if escapes else "") + re.escape(quote), re.DOTALL) for quote in quotes
         }
         self._depth = 0
+        self._inside = 0
+        """How far an open string was searched for its end, from its beginning."""
         self.at = 0
         """How far was read, from the value's beginning."""
 
@@ -61,9 +63,13 @@ class Nesting:
         longer = [other for other in self._quotes if len(other) > len(quote) and other.startswith(quote)]
         if not final and any(len(rest) < len(other) and other.startswith(rest) for other in longer):
             return -1
-        place = opened.end()
+        start = opened.start()
+        place = max(opened.end(), start + self._inside)
         while (found := self._closing[quote].search(text, place)) is not None:
             place = found.end()
             if found.group() == quote:
+                self._inside = 0
                 return place
+        # A backslash or half a closing quote may stand at the end.
+        self._inside = max(place, len(text) - max(1, len(quote) - 1)) - start
         return -1

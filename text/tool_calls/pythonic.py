@@ -16,10 +16,10 @@ from text.tool_calls.functions import STRING, Functions, as_json, json_string, j
 from text.tool_calls.json_arguments import ParameterArguments
 from text.tool_calls.nesting import Nesting
 
-_HEAD = re.compile(r"\s*([A-Za-z_][\w.\-]{0,127})\s*\(")
-_HEAD_TO_COME = re.compile(r"\s*([A-Za-z_][\w.\-]{0,127})?\s*")
-_KEY = re.compile(r"([A-Za-z_]\w{0,127})\s*=\s*(?=[^=\s])")
-_KEY_TO_COME = re.compile(r"([A-Za-z_]\w{0,127})?\s*(=\s*)?")
+_HEAD = re.compile(r"([A-Za-z_][\w.\-]{0,127})\s*\(")
+_HEAD_TO_COME = re.compile(r"([A-Za-z_][\w.\-]{0,127})?\s*")
+_KEY = re.compile(r"([A-Za-z_]\w{0,127})\s*=(?=[^=])")
+_KEY_TO_COME = re.compile(r"([A-Za-z_]\w{0,127})?\s*=?")
 _QUOTES = ('"""', "'''", '"', "'")
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _LONGEST = 200_000
@@ -43,6 +43,7 @@ class Pythonic(ParameterArguments):
 
     def _heading(self) -> bool:
         """A function's name and its parenthesis. The first in a list has to be known."""
+        self._skip_blank()
         found = _HEAD.match(self._buffer, self._at)
         if found is None:
             begun = None if self._final else _HEAD_TO_COME.fullmatch(self._buffer, self._at)
@@ -96,6 +97,8 @@ class Pythonic(ParameterArguments):
         return True
 
     def _valuing(self) -> bool:
+        if not self._nesting.at:
+            self._skip_blank()
         end = self._nesting.end(self._buffer, self._at, final=self._final)
         if end < 0 and not self._final:
             return False

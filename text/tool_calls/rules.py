@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from protocols.openai import ChatCompletionRequest
-from text.tool_calls.functions import Functions
+from text.tool_calls.functions import ANY_OBJECT, Functions
 
 
 class CallMode(enum.Enum):
@@ -21,11 +21,23 @@ class CallMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """`functions`: those that may be called. `parallel=False`: at most one call."""
+    """`functions`: those that may be called. `parallel=False`: at most one call. `legacy`: the client said `functions`,
+    and is answered with a `function_call`."""
 
     functions: Functions
     mode: CallMode = CallMode.AUTO
     parallel: bool = True
+    legacy: bool = False
+
+    def finish_name(self, finish: str, calls: int) -> str:
+        """OpenAI's word for the end of an answer with so many calls, from the word without them.
+
+        Only a model that ended by itself ended with its calls: one that was cut off may have left the last one open.
+        For a call that was named in advance OpenAI says `stop`.
+        """
+        if finish != "stop" or not calls or self.mode is CallMode.NAMED:
+            return finish
+        return "function_call" if self.legacy else "tool_calls"
 
 
 def request_rules(request: ChatCompletionRequest) -> CallRules | None:
@@ -35,7 +47,8 @@ def request_rules(request: ChatCompletionRequest) -> CallRules | None:
         return call_rules(request.tools, request.tool_choice, request.parallel_tool_calls)
     named = request.function_call
     choice = {"type": "function", "function": named} if isinstance(named, dict) else named
-    return call_rules([{"type": "function", "function": each} for each in request.functions or ()], choice, False)
+    rules = call_rules([{"type": "function", "function": each} for each in request.functions or ()], choice, False)
+    return None if rules is None else replace(rules, legacy=True)
 
 
 def call_rules(
@@ -52,7 +65,8 @@ def call_rules(
         return CallRules(functions, CallMode.REQUIRED, several)
     kind = tool_choice.get("type", "function")
     if kind != "allowed_tools":
-        return CallRules(functions.only([tool_choice[kind]["name"]]), CallMode.NAMED, False)
+        name = tool_choice[kind]["name"]
+        return CallRules(functions.only([name]) or Functions({name: ANY_OBJECT}), CallMode.NAMED, False)
     allowed = tool_choice["allowed_tools"]
     functions = functions.only(_names(allowed.get("tools") or ()))
     mode = CallMode.REQUIRED if allowed["mode"] == "required" else CallMode.AUTO

@@ -74,7 +74,7 @@ ALIASES = {
 _TEMPLATES: tuple[tuple[str, str], ...] = (
     (r"<\|channel\|>", "harmony"),
     (r"<\|tool_call>|<\|channel>|<start_function_call>", "gemma"),
-    (r"<｜DSML｜", "deepseek_v3_2"),
+    (r"<｜DSML｜(?! )", "deepseek_v3_2"),
     (r"(?s)<｜tool▁calls▁begin｜>.*```json", "deepseek_v3"),
     (r"<｜tool▁calls▁begin｜>", "deepseek_v3_1"),
     (r"<\|tool_calls_section_begin\|>", "kimi_k2"),

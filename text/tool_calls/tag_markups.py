@@ -59,8 +59,8 @@ class Glm(TaggedCalls):
     key_end = "<arg_value>"
     parameter_end = "</arg_value>"
     strays = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-    head = re.compile(r"""\s*([\w.\-/:]{1,128})\s*(?=<)""")
-    head_to_come = re.compile(r"""\s*[\w.\-/:]{0,128}\s*""")
+    head = re.compile(r"""([\w.\-/:]{1,128})\s*(?=<)""")
+    head_to_come = re.compile(r"""[\w.\-/:]{0,128}\s*""")
 
 
 class Dsml(TaggedCalls):

@@ -16,8 +16,8 @@ from text.tool_calls.json_arguments import ParameterArguments
 
 _LONGEST_KEY = 400
 _ATTRIBUTE = re.compile(r"""\s*["']?([^"'<>]{1,200})["']?""")
-_HEAD = re.compile(r"""\s*["']?([\w.\-/:]{1,128})["']?[^<>]{0,64}>""")
-_HEAD_TO_COME = re.compile(r"""\s*["']?[\w.\-/:]{0,128}(?:["']?[^<>]{0,64})?""")
+_HEAD = re.compile(r"""["']?([\w.\-/:]{1,128})["']?[^<>]{0,64}>""")
+_HEAD_TO_COME = re.compile(r"""["']?[\w.\-/:]{0,128}(?:["']?[^<>]{0,64})?""")
 
 
 class TaggedCalls(ParameterArguments):
@@ -38,8 +38,11 @@ class TaggedCalls(ParameterArguments):
     head: ClassVar[re.Pattern[str]] = _HEAD
     head_to_come: ClassVar[re.Pattern[str]] = _HEAD_TO_COME
     inner: ClassVar[Marks]
-    """What may stand between parameters, and ends a value whose own end is missing."""
+    """What may stand between parameters."""
+    strange: ClassVar[Marks]
+    """What ends text that should not be there."""
     ends: ClassVar[Marks]
+    """What ends a value: its own end, or what follows where that is missing."""
 
     def __init_subclass__(cls) -> None:
         wrappers = [mark for pair in cls.wrappers for mark in pair]
@@ -47,6 +50,7 @@ class TaggedCalls(ParameterArguments):
         cls.silent = Marks((cls.call_end, *wrappers, *cls.strays))
         cls.marks = Marks((*around, *cls.strays))
         cls.inner = Marks((*around, cls.parameter))
+        cls.strange = Marks((*around, cls.parameter, *cls.strays))
         cls.ends = Marks((*around, cls.parameter, cls.parameter_end))
 
     def __init__(self, functions: Functions, *, parallel: bool = True, new_id: Callable[[], str] | None = None) -> None:
@@ -79,6 +83,7 @@ class TaggedCalls(ParameterArguments):
 
     def _heading(self) -> bool:
         """Behind the open tag of a call: its name."""
+        self._skip_blank()
         found = self.head.match(self._buffer, self._at)
         if found is None:
             if not self._final and self.head_to_come.fullmatch(self._buffer, self._at):
@@ -119,14 +124,17 @@ class TaggedCalls(ParameterArguments):
 
     def _strange(self) -> bool:
         """Text where a parameter should be."""
-        found = self.inner.find(self._buffer, self._at)
-        end = found.start() if found is not None else self.inner.settled(self._buffer, self._at)
-        if found is None and self._final:
-            end = len(self._buffer)
+        found = self.strange.find(self._buffer, self._at)
+        if found is not None:
+            end = found.start()
+        else:
+            end = len(self._buffer) if self._final else self.strange.settled(self._buffer, self._at)
         self._say(self._buffer[self._at : end])
         self._at = end
         if found is None and not self._final:
             return False
+        if found is not None and self.inner.at(self._buffer, end) is None:
+            self._at = found.end()
         self._state = self._between
         return True
 
@@ -137,6 +145,11 @@ class TaggedCalls(ParameterArguments):
         other = self.inner.find(self._buffer, self._at)
         if end < 0 and other is None and len(self._buffer) - self._at < _LONGEST_KEY and not self._final:
             return False
+        if end < 0 and other is None and self._final:
+            # A tag that the end of the answer cut in two names nothing.
+            self._at = len(self._buffer)
+            self._state = self._between
+            return True
         if end < 0 or (other is not None and other.start() < end):
             self._state = self._strange
             return True
