@@ -251,6 +251,11 @@ def test_a_wrong_request_is_told_by_its_place_and_no_worker_hears_of_it(
     assert house.count("choices") == chosen
 
 
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"model": "solo-vllm", "input": NaN}'])
+def test_a_body_that_is_no_json_object_is_told_so(house: House, body: bytes) -> None:
+    assert_envelope(post(house, body), 400)
+
+
 # ---- models that make none
 
 

@@ -13,6 +13,7 @@ from tests.stories.oracle import answer
 from tests.stories.wire import Reply, events_of, request_bytes
 
 HOT = ("/v1/chat/completions", "/v1/completions", "/v1/chat/completions/", "/v1/completions/")
+POSTED = (*HOT, "/v1/embeddings", "/v1/embeddings/", "/tokenize", "/v1/tokenize/", "/detokenize/", "/v1/detokenize")
 LOOKS = (
     "/v1/models",
     "/v1/models/",
@@ -64,7 +65,7 @@ def test_head_is_get_without_its_body(house: House, path: str) -> None:
         assert_plain_headers(reply)
 
 
-@pytest.mark.parametrize("path", HOT)
+@pytest.mark.parametrize("path", POSTED)
 def test_head_of_a_post_route_is_its_405_without_a_body(house: House, path: str) -> None:
     with house.wire() as wire:
         head = wire.get(path, "HEAD")
@@ -75,7 +76,8 @@ def test_head_of_a_post_route_is_its_405_without_a_body(house: House, path: str)
 
 
 @pytest.mark.parametrize(
-    ("path", "allow"), [*((path, "OPTIONS, POST") for path in HOT), *((path, "GET, HEAD, OPTIONS") for path in LOOKS)]
+    ("path", "allow"),
+    [*((path, "OPTIONS, POST") for path in POSTED), *((path, "GET, HEAD, OPTIONS") for path in LOOKS)],
 )
 def test_options_says_what_is_allowed(house: House, path: str, allow: str) -> None:
     with house.wire() as wire:
@@ -87,7 +89,7 @@ def test_options_says_what_is_allowed(house: House, path: str, allow: str) -> No
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE"])
-@pytest.mark.parametrize("path", HOT)
+@pytest.mark.parametrize("path", POSTED)
 def test_other_methods_at_a_post_route_are_405_and_told_what_is_allowed(house: House, path: str, method: str) -> None:
     with house.wire() as wire:
         reply = wire.get(path, method)
@@ -223,7 +225,7 @@ def test_json_by_any_of_its_names_is_taken(house: House, kind: str) -> None:
         {"content-type": "application/json", "content-encoding": "gzip"},
     ],
 )
-@pytest.mark.parametrize("path", HOT)
+@pytest.mark.parametrize("path", POSTED)
 def test_any_other_kind_of_body_is_415(house: House, path: str, headers: dict[str, str]) -> None:
     with house.wire() as wire:
         wire.send(request_bytes("POST", path, orjson.dumps(BODY), headers))
