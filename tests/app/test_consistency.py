@@ -124,3 +124,25 @@ def test_a_bootstrap_port_belongs_to_sglang_prefill_workers_only(file: Path, wor
 
     assert "models[0].workers[0].bootstrap_port" in line
     assert "is only for sglang prefill workers" in line
+
+
+def test_embedding_models_are_made_of_whole_workers_that_can(file: Path) -> None:
+    lines = worker_problems(
+        file,
+        '{url: "http://a:1", engine: trtllm}',
+        '{url: "http://b:1", engine: vllm, role: decode}',
+        '{url: "http://c:1", engine: vllm}',
+        model="name: m, path: /m, kind: embed, prefill_policy: local",
+    )
+
+    assert [re.sub(r" \(.*?\)", "", line) for line in lines] == [
+        "models[0].workers[0].engine: trtllm workers make no embeddings",
+        "models[0].workers[1].role: should be aggregated: embeddings are not made in two halves",
+    ]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "native", "openai"])
+def test_embedding_models_of_these_engines_are_in_order(file: Path, engine: str) -> None:
+    text = f'models:\n  - {{name: m, path: /m, kind: embed, workers: [{{url: "http://a:1", engine: {engine}}}]}}\n'
+
+    assert load(file, text).models[0].kind == "embed"

@@ -219,3 +219,19 @@ def test_a_failed_requests_line_is_a_warning_with_the_reason(telemetry, caplog):
     (line,) = caplog.records
     assert (line.getMessage(), line.levelname) == ("request overload", "WARNING")
     assert line.fields["error"] == "all 2 eligible decode workers are overloaded"
+
+
+def test_a_request_that_generates_nothing_awaits_no_token_and_has_no_length(telemetry, registry):
+    record = telemetry.request("embeddings", "r")
+
+    record.began("m", stream=False, generates=False)
+    record.prepared(Usage(prompt=12))
+    waiting = value(registry, "requests_awaiting_first_token")
+    record.succeeded()
+    record.ended()
+
+    assert (waiting, value(registry, "inflight_requests")) == (0, 0)
+    assert value(registry, "input_tokens_total") == 12
+    assert value(registry, "output_sequence_tokens_count") == 0
+    labels = {"endpoint": "embeddings", "request_type": "unary", "status": "success", "error_type": ""}
+    assert value(registry, "requests_total", **labels) == 1
