@@ -44,9 +44,9 @@ def texts(marks: frozenset[str]) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_no_cut_changes_the_calls_and_the_content(name: str) -> None:
-    """Slow: some hundred texts a parser, each read three times."""
+    """Slow: some dozens of texts a parser, each read three times."""
 
-    @settings(max_examples=150)
+    @settings(max_examples=60)
     @given(texts(PARSERS[name].tokens()), st.sampled_from(RULES), st.booleans(), PLACES)
     def holds(text: str, rules: object, cut: bool, places: list[int]) -> None:
         whole, parts, slow = (
@@ -61,12 +61,12 @@ def test_no_cut_changes_the_calls_and_the_content(name: str) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_no_cut_changes_the_thoughts(style: str) -> None:
-    """Slow: some hundred texts a style, each read three times."""
+    """Slow: some dozens of texts a style, each read three times."""
     markup = ModelMarkup("qwen3_coder", style)
     reading = markup.reading(AUTO)
     assert reading is not None
 
-    @settings(max_examples=150)
+    @settings(max_examples=60)
     @given(texts(reading.tokens()), st.booleans(), st.booleans(), PLACES)
     def holds(text: str, thinking: bool, structured: bool, places: list[int]) -> None:
         tail = "<think>" if thinking else None
