@@ -8,6 +8,7 @@ import pytest
 
 from tests.stories.house import PAIRED, QUOTED, House
 from tests.stories.oracle import answer, answer_ids, chat_ids, ids_of, text_of
+from tests.stories.wire import events_of
 
 PROMPT = "Tell me of the sea and of the ships."
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Of the sea?"}]
@@ -177,6 +178,22 @@ def test_a_stop_id_ends_the_answer_and_the_finish_says_so(house: House, model: s
     assert completion.usage is not None
     assert completion.usage.completion_tokens == place + 1
     assert completion.choices[0].text.startswith(text_of(ids[:place]))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"n": 2}, {"stop": ["e s"]}, {"logprobs": 1}, {"max_tokens": 1}, {"stream_options": {"include_usage": True}}],
+    ids=lambda fields: "-".join(fields) or "plain",
+)
+def test_every_stream_is_whole_events_and_ends_as_it_should(house: House, model: str, fields: dict[str, Any]) -> None:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "stream": True, **fields}
+
+    events = events_of(house.http.post("/v1/completions", json=body).content)
+
+    assert (events.done, events.error) == (1, None)
+    assert [len(events.finishes(index)) for index in range(fields.get("n", 1))] == [1] * fields.get("n", 1)
+    assert (events.usage() is not None) == ("stream_options" in fields)
 
 
 def test_text_that_looks_like_the_end_of_a_stream_does_not_end_it(house: House) -> None:
