@@ -58,7 +58,13 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(CorkedTransport(transport))  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:
-        """Bytes that are not HTTP are refused in OpenAI's envelope, as everything is; the connection ends."""
+        """Bytes that are not HTTP are refused in OpenAI's envelope, as everything is; the connection ends.
+
+        In the middle of another answer nothing can be said: it would be taken for a part of that answer.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+            return
         body = orjson.dumps(InvalidRequest(msg).envelope())
         headers = [
             *self.server_state.default_headers,

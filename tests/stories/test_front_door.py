@@ -193,6 +193,19 @@ def test_what_is_no_http_is_refused_in_the_same_envelope_and_the_connection_ends
         assert wire.closed()
 
 
+def test_what_is_no_http_behind_a_request_ends_its_answer_and_says_nothing_in_it(house: House) -> None:
+    wire = house.wire()
+    wire.post("/v1/completions", {**BODY, "stream": True, "max_tokens": 4000})
+    pieces = wire.pieces(wire.head())
+    seen = [next(pieces)]
+
+    wire.send(b"\x00what\r\n\r\n")
+
+    with pytest.raises(ConnectionError):
+        seen.extend(pieces)
+    assert events_of(b"".join(seen)).done == 0
+
+
 # ---- bodies
 
 
