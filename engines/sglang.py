@@ -26,6 +26,7 @@ from protocols.errors import (
     EngineFailure,
     GatewayError,
     IncompleteReply,
+    InvalidRequest,
     ModelNotFound,
     WorkerMisconfigured,
 )
@@ -77,6 +78,9 @@ class SglangAdapter(EngineAdapter):
     # ---- decode leg, and plain requests
 
     def generate_call(self, request: PreprocessedRequest, ids: AttemptIds) -> Call:
+        if self.worker.traits.generates is False:
+            # SGLang 0.5.23 with --is-embedding dies of a request for two tokens.
+            raise InvalidRequest("This model makes embeddings and generates no text.", param="model")
         body = generate_body(request, ids.name, Leg.DECODE, self.worker)
         return Call(GENERATE, body, streams=streams(request, Leg.DECODE))
 
@@ -197,6 +201,8 @@ class SglangAdapter(EngineAdapter):
             bootstrap_port=count(info.get("disaggregation_bootstrap_port")),
             ready_route=None if ready is None else ready.status != 404,
             priority_sign=_priority_sign(info),
+            # The flag alone: some architectures make embeddings without it.
+            generates=False if info.get("is_embedding") is True else None,
         )
 
 

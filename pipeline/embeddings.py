@@ -7,6 +7,7 @@ to continue. Workers get token ids, or content parts as they came.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -42,6 +43,8 @@ LONG_ANSWER = 128 * 1024
 
 _CHANGING = ("normalize", "use_activation", "embed_dtype", "endianness", "padding")
 """Fields of vLLM's that make other vectors or write them otherwise, and that workers are not asked for."""
+
+_DIMENSIONS = re.compile(r"matryoshka|\bdimensions\b", re.IGNORECASE)
 
 Extra = Callable[[], Mapping[str, Any] | None]
 """Further members of the answer, asked for when it is complete."""
@@ -243,4 +246,8 @@ class _TokenTalk:
         return lease.adapter.embed_parser(self._job.request, self._job.parts)
 
     def rejection(self, lease: Lease, status: int, body: bytes) -> GatewayError:
-        return lease.adapter.embed_rejection(status, body)
+        error = lease.adapter.embed_rejection(status, body)
+        if isinstance(error, InvalidRequest) and error.param is None and _DIMENSIONS.search(error.message):
+            # vLLM 0.32 and SGLang 0.5.23 name no field.
+            error.param = "dimensions"
+        return error

@@ -44,6 +44,7 @@ class WorkerTraits:
     `role`, `dp_size`, `bootstrap_port`: what the server was started as (SGLang). `ready_route`: it has `/ready`.
     `priority_sign`: 1 where a higher priority goes first, -1 where a lower one does, 0 where it takes none.
     `stop_strings`: False for a vLLM server without a tokenizer (`--tokens-only`), which refuses them.
+    `generates`: False for a server that only makes embeddings (SGLang).
     """
 
     served_name: str | None = None
@@ -62,6 +63,7 @@ class WorkerTraits:
     ready_route: bool | None = None
     priority_sign: int | None = None
     stop_strings: bool | None = None
+    generates: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

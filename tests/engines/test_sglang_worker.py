@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from engines.base import Call, Probe, ProbeReply
+from engines.base import AttemptIds, Call, Probe, ProbeReply
 from engines.sglang import SglangAdapter
 from protocols.errors import (
     Blame,
@@ -15,6 +15,7 @@ from protocols.errors import (
     WorkerBusy,
     WorkerMisconfigured,
 )
+from protocols.preprocessed import PreprocessedRequest
 from protocols.worker import Engine, Role, WorkerTraits
 from tests.engine_calls import worker
 from tests.golden_files import recording
@@ -34,6 +35,20 @@ def info(**members) -> dict[str, ProbeReply]:
 
 
 # ---- probes
+
+
+@pytest.mark.parametrize(("flag", "generates"), [(True, False), (False, None), (None, None)])
+def test_a_server_of_embeddings_is_never_asked_for_text(flag, generates):
+    assert adapter().traits(info(is_embedding=flag)).generates is generates
+
+
+def test_a_request_for_text_does_not_reach_a_server_that_it_would_end():
+    embedding = adapter(traits=WorkerTraits(generates=False))
+
+    with pytest.raises(InvalidRequest, match="makes embeddings") as refused:
+        embedding.generate_call(PreprocessedRequest((1,)), AttemptIds("0" * 32, 2**40))
+
+    assert refused.value.param == "model"
 
 
 def test_a_recorded_worker_tells_what_it_is():

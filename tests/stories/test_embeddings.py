@@ -98,8 +98,10 @@ def test_fewer_dimensions_are_what_the_model_makes_of_them(house: House, model: 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_dimensions_that_the_model_does_not_have_are_the_clients_fault(house: House, model: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="dimensions"):
+    with pytest.raises(openai.BadRequestError, match="dimensions") as refused:
         house.sdk.embeddings.create(model=model, input=[5, 6], dimensions=SIZE + 1)
+
+    assert refused.value.param == ("dimensions" if model in TOKEN_MODELS else None)
 
 
 def test_nulls_and_unknown_fields_change_nothing(house: House) -> None:
