@@ -176,7 +176,8 @@ class PreprocessedRequest:
     """One request, ready for workers.
 
     `prompt_embeds` (base64 tensor) wins over `token_ids` for inference. `extra_args["extra_body"]` holds the client's
-    unknown fields that an engine may take. `jail_seed`, `staged_kv_cleanup` and `phase` are this process's own.
+    unknown fields that an engine may take. `jail_seed`, `shown_token_ids`, `staged_kv_cleanup` and `phase` are this
+    process's own.
     """
 
     token_ids: tuple[int, ...] = wire(encode=list, decode=read_token_ids)
@@ -209,6 +210,8 @@ class PreprocessedRequest:
     is_probe: bool = wire(default=False, name="_HEALTH_CHECK", omit_false=True)
 
     jail_seed: DecoderCheckpoint | None = wire(default=None, local=True)
+    shown_token_ids: frozenset[int] = wire(default=frozenset(), local=True)
+    """Special tokens whose text is not left out: whoever reads the answer's markup needs it."""
     staged_kv_cleanup: bool = wire(default=False, local=True)
     """Remote prefill pinned blocks that only this request's decode worker can release."""
     phase: RequestPhase = wire(default=RequestPhase.AGGREGATED, local=True)

@@ -11,6 +11,7 @@ import orjson
 from protocols.errors import InternalError
 from protocols.outputs import BackendOutput
 from text.answer_form import AnswerForm, finish_name
+from text.chat_message import message_of
 from text.logprobs import chat_logprobs, completion_logprobs, known
 from text.token_report import TokenReport
 from text.usage import ChoiceCount, UsageCount
@@ -19,10 +20,11 @@ from text.usage import ChoiceCount, UsageCount
 class GatheredChoice:
     """One candidate's answer so far."""
 
-    __slots__ = ("_count", "_logprob_count", "_logprob_sum", "_texts", "ending", "finish", "report")
+    __slots__ = ("_count", "_logprob_count", "_logprob_sum", "_texts", "_thoughts", "ending", "finish", "report")
 
     def __init__(self, form: AnswerForm, index: int, count: ChoiceCount, *, exact: bool) -> None:
         self._count = count
+        self._thoughts = count.reasoning = None if form.reading is None else form.reading.count()
         self._texts: list[str] = []
         self._logprob_sum = 0.0
         self._logprob_count = 0
@@ -37,6 +39,8 @@ class GatheredChoice:
             self._count.tokens += len(output.token_ids)
             if output.completion_usage is not None:
                 self._count.observe(output)
+            if self._thoughts is not None:
+                self._thoughts.feed(output.tokens)
             if output.text:
                 self._texts.append(output.text)
             if output.log_probs:
@@ -104,15 +108,16 @@ class Aggregate(ABC):
     def _choice(self, index: int, gathered: GatheredChoice) -> tuple[dict[str, Any], dict[str, Any]]:
         """A choice, and what is told of its prompt."""
         ending, report = gathered.ending, gathered.report
-        if ending is None:
+        if ending is None or gathered.finish is None:
             raise InternalError(f"choice {index} ended without a finish")
         text = gathered.text()
         report.tell(text, ending)
+        content, finish = self._content(text, index, gathered.finish)
         choice: dict[str, Any] = {
             "index": index,
-            **self._content(text, index),
+            **content,
             "logprobs": None if self._form.logprobs is None else self._logprobs(report),
-            "finish_reason": gathered.finish,
+            "finish_reason": finish,
         }
         if ending.stop_reason is not None:
             choice["stop_reason"] = ending.stop_reason
@@ -121,7 +126,8 @@ class Aggregate(ABC):
         return choice, report.prompt_members()
 
     @abstractmethod
-    def _content(self, text: str, index: int) -> dict[str, Any]: ...
+    def _content(self, text: str, index: int, finish: str) -> tuple[dict[str, Any], str]:
+        """The member that holds the text, and OpenAI's word for how it ended, `finish` where nothing was called."""
 
     @abstractmethod
     def _logprobs(self, report: TokenReport) -> dict[str, Any]: ...
@@ -134,8 +140,14 @@ class ChatAggregate(Aggregate):
     exact = True
     prompt_at_root = True
 
-    def _content(self, text: str, index: int) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _content(self, text: str, index: int, finish: str) -> tuple[dict[str, Any], str]:
+        reading = self._form.reading
+        if reading is None:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}, finish
+        parser, rules = reading.parser(), reading.rules
+        pieces = [*parser.feed(text), *parser.finish(cut=finish != "stop")]
+        message = message_of(pieces, legacy=rules is not None and rules.legacy)
+        return {"message": message}, finish if rules is None else rules.finish_name(finish, parser.calls)
 
     def _logprobs(self, report: TokenReport) -> dict[str, Any]:
         return chat_logprobs(report.entries, self._form)
@@ -148,9 +160,9 @@ class CompletionAggregate(Aggregate):
     exact = False
     prompt_at_root = False
 
-    def _content(self, text: str, index: int) -> dict[str, Any]:
+    def _content(self, text: str, index: int, finish: str) -> tuple[dict[str, Any], str]:
         prompt = self._form.prompts[index // self._form.n]
-        return {"text": prompt.text + text if self._form.echo else text}
+        return {"text": prompt.text + text if self._form.echo else text}, finish
 
     def _logprobs(self, report: TokenReport) -> dict[str, Any]:
         return completion_logprobs(report.entries, self._form)

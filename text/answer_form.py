@@ -9,6 +9,7 @@ from protocols.errors import EngineAborted, EngineFailure
 from protocols.openai import ChatCompletionRequest, CompletionRequest
 from protocols.outputs import FinishKind, FinishReason
 from protocols.quick_init import quick_init
+from text.answer_parser import AnswerReading
 
 FINISH_NAMES = {
     FinishKind.EOS: "stop",
@@ -39,7 +40,8 @@ class AnswerForm:
     `created` in unix seconds. Every prompt has `candidates` generated answers of which the best `n` are shown; a choice
     is fed by its number among the candidates of all prompts, in order. `logprobs`: alternatives per token, None for no
     logprobs at all. `echo`: each answer starts with its prompt. `token_bytes`: a token's own bytes by its id; without
-    it, tokens that are parts of a character are told without bytes, at places that are guessed.
+    it, tokens that are parts of a character are told without bytes, at places that are guessed. `reading`: how a chat's
+    text is told apart into thoughts, content and calls; None where all of it is content.
     """
 
     id: str
@@ -56,6 +58,7 @@ class AnswerForm:
     include_usage: bool = False
     continuous_usage: bool = False
     token_bytes: Callable[[int], bytes] | None = None
+    reading: AnswerReading | None = None
 
     @property
     def ranked(self) -> bool:
@@ -79,6 +82,7 @@ def chat_form(
     prompt: PromptEcho | None = None,
     *,
     token_bytes: Callable[[int], bytes] | None = None,
+    reading: AnswerReading | None = None,
 ) -> AnswerForm:
     """The form of a chat's answer. `prompt` is needed where the client wants its ids told (`return_token_ids`)."""
     choices = request.n or 1
@@ -90,6 +94,7 @@ def chat_form(
         n=choices,
         candidates=choices,
         token_bytes=token_bytes,
+        reading=reading,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs is not None,
         token_ids=bool(request.return_token_ids),

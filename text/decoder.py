@@ -45,6 +45,7 @@ class Decoder:
             skip_special_tokens=request.output_options.skip_special_tokens is not False,
             context=request.token_ids[max(0, end - _CONTEXT) : end],
             pending=seed.pending_token_ids,
+            shown=request.shown_token_ids,
         )
         include = bool(request.sampling_options.include_stop_str_in_output)
         self._filter = StopFilter(conditions.stop or (), include=include, jailed=seed.jailed_text)

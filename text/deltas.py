@@ -17,6 +17,8 @@ import orjson
 from protocols.errors import InternalError
 from protocols.outputs import BackendOutput
 from text.answer_form import AnswerForm, finish_name
+from text.answer_pieces import AnswerPiece, ContentText
+from text.chat_message import delta_of
 from text.logprobs import chat_logprobs, completion_logprobs
 from text.token_report import TokenReport
 from text.usage import ChoiceCount, UsageCount
@@ -114,14 +116,18 @@ class ChoiceDeltas(ABC):
             events = self._chunk(_choice(self._index, self.body(self._echo + text)))
             self._echo = ""
         if ending is not None:
-            self.finished = True
-            if self._report is None and ending.stop_reason is None:
-                return events + self._frame.chunk(_finish(type(self), self._index, finish), {})
-            choice = _choice(self._index, self.empty_body(), finish)
-            if ending.stop_reason is not None:
-                choice["stop_reason"] = ending.stop_reason
-            events += self._chunk(choice)
+            events += self._close(ending, finish)
         return events
+
+    def _close(self, ending: BackendOutput, finish: str | None) -> bytes:
+        """The chunk that tells the finish."""
+        self.finished = True
+        if self._report is None and ending.stop_reason is None:
+            return self._frame.chunk(_finish(type(self), self._index, finish), {})
+        choice = _choice(self._index, self.empty_body(), finish)
+        if ending.stop_reason is not None:
+            choice["stop_reason"] = ending.stop_reason
+        return self._chunk(choice)
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         """The chunk of a choice, with what the report has to tell by now."""
@@ -182,7 +188,7 @@ class ChatDeltas(ChoiceDeltas):
     prompt_at_root = True
 
     def opening(self) -> bytes:
-        return self._frame.chunk(_opening(self._index), {})
+        return self._frame.chunk(_opening(self._index, True), {})
 
     @staticmethod
     def body(text: str) -> dict[str, Any]:
@@ -197,9 +203,62 @@ class ChatDeltas(ChoiceDeltas):
 
 
 @lru_cache(maxsize=256)
-def _opening(index: int) -> bytes:
-    """The bytes of a chat's choice that says who speaks."""
-    return orjson.dumps(_choice(index, {"delta": {"role": "assistant", "content": ""}}))
+def _opening(index: int, speaks: bool) -> bytes:
+    """The bytes of a chat's choice that says who speaks. Content is null for who may call in place of speaking."""
+    return orjson.dumps(_choice(index, {"delta": {"role": "assistant", "content": "" if speaks else None}}))
+
+
+class ReadChatDeltas(ChatDeltas):
+    """The chunks of a chat whose text is read: thoughts, contents, calls, each piece in a chunk of its own.
+
+    What is reported beside the text belongs to the text as it was generated: it waits for the next chunk.
+    """
+
+    def __init__(self, form: AnswerForm, index: int, count: ChoiceCount, frame: ChunkFrame) -> None:
+        super().__init__(form, index, count, frame)
+        assert form.reading is not None, "a text that is not read is for ChatDeltas"
+        self._parser = form.reading.parser()
+        self._rules = form.reading.rules
+        self._legacy = self._rules is not None and self._rules.legacy
+        self._thoughts = count.reasoning = form.reading.count()
+        self._bare = self._plain
+        self._plain = False
+        self._silent = True
+        """Was no content told yet?"""
+
+    def opening(self) -> bytes:
+        return self._frame.chunk(_opening(self._index, self._rules is None), {})
+
+    def _feed_one(self, output: BackendOutput) -> bytes:
+        if self._thoughts is not None and not self.finished:
+            self._thoughts.feed(output.tokens)
+        return super()._feed_one(output)
+
+    def _events(self, text: str, ending: BackendOutput | None) -> bytes:
+        finish = None if ending is None or ending.finish_reason is None else finish_name(ending.finish_reason)
+        if self._report is not None:
+            self._report.tell(text, ending)
+        pieces = self._parser.feed(text) if text else ()
+        if finish is None or ending is None:
+            return self._pieces(pieces)
+        events = self._pieces([*pieces, *self._parser.finish(cut=finish != "stop")])
+        calls = self._parser.calls
+        if self._rules is not None:
+            finish = self._rules.finish_name(finish, calls)
+            if self._silent and not calls:
+                # The opening said null, which is for answers that are calls.
+                events += self._pieces([ContentText("")])
+        return events + self._close(ending, finish)
+
+    def _pieces(self, pieces: Sequence[AnswerPiece]) -> bytes:
+        return b"".join(map(self._piece, pieces))
+
+    def _piece(self, piece: AnswerPiece) -> bytes:
+        if isinstance(piece, ContentText):
+            self._silent = False
+            if self._bare:
+                return self._lead + orjson.dumps(piece.text) + self._trail
+        return self._chunk(_choice(self._index, {"delta": delta_of(piece, legacy=self._legacy)}))
 
 
 class CompletionDeltas(ChoiceDeltas):
@@ -239,7 +298,7 @@ class StreamRenderer:
 
     @classmethod
     def chat(cls, form: AnswerForm, usage: UsageCount) -> StreamRenderer:
-        return cls(form, usage, ChatDeltas)
+        return cls(form, usage, ChatDeltas if form.reading is None else ReadChatDeltas)
 
     @classmethod
     def completion(cls, form: AnswerForm, usage: UsageCount) -> StreamRenderer:

@@ -20,7 +20,9 @@ class TokenTexts(Protocol):
 
     def bytes_of(self, token_id: int) -> bytes: ...
 
-    def stream(self, skip_special: bool, context: Sequence[int], pending: Sequence[int]) -> DecodeStream: ...
+    def stream(self, hidden: frozenset[int], context: Sequence[int], pending: Sequence[int]) -> DecodeStream:
+        """A stream in which the ids in `hidden` have no text."""
+        ...
 
 
 class ByteTexts:
@@ -29,7 +31,8 @@ class ByteTexts:
     def __init__(self, hf: HfTokenizer, size: int, special: frozenset[int]) -> None:
         tokens = (hf.id_to_token(token_id) for token_id in range(size))
         self._all = ByteTable.of(piece_of(token) if token is not None else b"" for token in tokens)
-        self._shown = self._all.without(special)
+        self._tables = {frozenset[int](): self._all, special: self._all.without(special)}
+        """By what they hide; a model's markup and thoughts ask for two or three more."""
 
     def text_of(self, token_id: int) -> str:
         text = self._all.texts[token_id] if 0 <= token_id < len(self._all.texts) else ""
@@ -38,8 +41,11 @@ class ByteTexts:
     def bytes_of(self, token_id: int) -> bytes:
         return self._all.piece(token_id)
 
-    def stream(self, skip_special: bool, context: Sequence[int], pending: Sequence[int]) -> DecodeStream:
-        return ByteStream(self._shown if skip_special else self._all, context, pending)
+    def stream(self, hidden: frozenset[int], context: Sequence[int], pending: Sequence[int]) -> DecodeStream:
+        table = self._tables.get(hidden)
+        if table is None:
+            table = self._tables[hidden] = self._all.without(hidden)
+        return ByteStream(table, context, pending)
 
 
 class WindowTexts:
@@ -50,12 +56,10 @@ class WindowTexts:
         hf: HfTokenizer,
         decode: Callable[[Sequence[int], bool], str],
         raw_bytes: Mapping[int, bytes],
-        special: frozenset[int],
     ) -> None:
         self._hf = hf
         self._decode = decode
         self._raw_bytes = raw_bytes
-        self._special = special
         self._own = {token_id: token.content for token_id, token in hf.get_added_tokens_decoder().items()}
         self._anchor = hf.encode("a", add_special_tokens=False).ids[-1:]
 
@@ -73,9 +77,8 @@ class WindowTexts:
         raw = self._raw_bytes.get(token_id)
         return raw if raw is not None else self.text_of(token_id).encode("utf-8")
 
-    def stream(self, skip_special: bool, context: Sequence[int], pending: Sequence[int]) -> DecodeStream:
+    def stream(self, hidden: frozenset[int], context: Sequence[int], pending: Sequence[int]) -> DecodeStream:
         def decode(token_ids: Sequence[int]) -> str:
-            return self._decode(token_ids, skip_special)
+            return self._decode(token_ids, False)
 
-        hidden = self._special if skip_special else frozenset()
         return WindowStream(decode, hidden=hidden, bytes_of=self._raw_bytes, context=context, pending=pending)

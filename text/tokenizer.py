@@ -50,7 +50,7 @@ class Tokenizer:
             self._texts = ByteTexts(self._hf, self.vocab_size, self.special_token_ids)
         else:
             raw_bytes = byte_fallback(decoder, tokens.items())
-            self._texts = WindowTexts(self._hf, self._decode, raw_bytes, self.special_token_ids)
+            self._texts = WindowTexts(self._hf, self._decode, raw_bytes)
 
     @property
     def fast(self) -> bool:
@@ -93,10 +93,19 @@ class Tokenizer:
         return self._texts.bytes_of(token_id)
 
     def decode_stream(
-        self, *, skip_special_tokens: bool, context: Sequence[int] = (), pending: Sequence[int] = ()
+        self,
+        *,
+        skip_special_tokens: bool,
+        context: Sequence[int] = (),
+        pending: Sequence[int] = (),
+        shown: frozenset[int] = frozenset(),
     ) -> DecodeStream:
-        """A stream that goes on behind `context` (the last ids before it) and `pending` (an earlier stream's)."""
-        return self._texts.stream(skip_special_tokens, context, pending)
+        """A stream that goes on behind `context` (the last ids before it) and `pending` (an earlier stream's).
+
+        `shown`: special tokens that are not left out all the same.
+        """
+        hidden = self.special_token_ids if skip_special_tokens else frozenset()
+        return self._texts.stream(hidden - shown if shown else hidden, context, pending)
 
     def _decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         known = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]

@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocols.outputs import BackendOutput, CompletionUsage
+from text.reasoning.count import ReasoningCount
 
 
 class ChoiceCount:
-    """One choice's share: ids shown so far, and what its engine reported. `tokens` is counted by whoever renders."""
+    """One choice's share: ids shown so far, and what its engine reported.
 
-    __slots__ = ("cached_tokens", "engine", "tokens")
+    `tokens` is counted by whoever renders, and so is `reasoning`, None where thoughts are not told apart.
+    """
+
+    __slots__ = ("cached_tokens", "engine", "reasoning", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0
         self.engine: CompletionUsage | None = None
         self.cached_tokens: int | None = None
+        self.reasoning: ReasoningCount | None = None
 
     def observe(self, output: BackendOutput) -> None:
         """Takes the engine's own figures. Of the cached tokens the first figure counts: that attempt's prefill."""
@@ -77,6 +82,11 @@ class UsageCount:
             total += min(known)
         return total
 
+    def reasoning_tokens(self) -> int | None:
+        """How many of the completion's tokens were thoughts; None where they are not told apart."""
+        counted = [choice.reasoning.tokens for choice in self.choices if choice.reasoning is not None]
+        return sum(counted) if counted else None
+
     def _of(self, place: int) -> list[ChoiceCount]:
         return self.choices[place * self._candidates : (place + 1) * self._candidates]
 
@@ -90,4 +100,7 @@ class UsageCount:
         }
         if cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        reasoning = self.reasoning_tokens()
+        if reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return usage
