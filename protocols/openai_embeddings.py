@@ -63,8 +63,9 @@ def _check_not_empty(given: str | list[Any], place: str) -> None:
 
 def _check_part(part: Any, place: str) -> None:
     if isinstance(part, dict) and "type" not in part and any(part.get(name) is not None for name in FLAT_PARTS):
-        if not isinstance(part.get("text", ""), str):
-            raise wrong_type(f"{place}.text", "a string", part["text"])
+        text = part.get("text")
+        if text is not None and not isinstance(text, str):
+            raise wrong_type(f"{place}.text", "a string", text)
         return
     check_part(part, place)
 
