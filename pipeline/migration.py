@@ -14,6 +14,7 @@ from protocols.errors import (
     DeadlineExceeded,
     GatewayError,
     InvalidRequest,
+    SinkFailed,
     Unavailable,
     WorkerBusy,
 )
@@ -144,7 +145,7 @@ class Migration(Generic[Output]):
     ) -> None:
         try:
             await self._attempt_all(request, context, sink, downstream)
-        except GatewayError as error:
+        except (GatewayError, SinkFailed) as error:
             context.migration.abort_lifecycle(error)
             raise
         except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""The rig of every test here, and proof that each test leaves nothing behind."""
+"""The rig of every test here. It fails a test of which the loop had to complain."""
 
 from __future__ import annotations
 

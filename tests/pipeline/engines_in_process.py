@@ -1,15 +1,26 @@
-"""Token services without workers: an engine that always says the same, and breaks where a test wants it."""
+"""Token services without workers: an engine that always says the same, and breaks where a test wants it.
+
+And the chains around them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from pipeline.background import Background
 from pipeline.context import RequestContext
-from pipeline.service import Sink
+from pipeline.detokenize import Detokenizer
+from pipeline.migration import Migration, MigrationLimits, tokens_length_ending
+from pipeline.service import Service, Sink, link
 from protocols.errors import Disconnected, GatewayError, WorkerFailure
 from protocols.outputs import CompletionUsage, FinishReason, LLMEngineOutput, PromptTokensDetails
 from protocols.preprocessed import PreprocessedRequest
+from telemetry.tracker import RequestTracker
+from tests.pipeline.rig import Seen, Taken
+from text.tokenizer import Tokenizer
 
 
 @dataclass
@@ -95,3 +106,30 @@ class ScriptedService:
 
 def tokens(*ids: int) -> LLMEngineOutput:
     return LLMEngineOutput(token_ids=list(ids))
+
+
+LIMITS = MigrationLimits()
+
+
+def context_of(deadline: float | None = None) -> RequestContext:
+    clock = asyncio.get_running_loop().time
+    return RequestContext(
+        "r1", "m", clock=clock, background=Background(), tracker=RequestTracker(clock), deadline=deadline
+    )
+
+
+def resilient_texts(
+    engine: Any, tokenizer: Tokenizer, seen: Seen | None = None, limits: MigrationLimits = LIMITS
+) -> Any:
+    detokenizer = Detokenizer(tokenizer)
+    return link(Migration(limits, detokenizer.length_ending, seen or Seen()), link(detokenizer, engine))
+
+
+def resilient_tokens(engine: Any, seen: Seen | None = None, limits: MigrationLimits = LIMITS) -> Any:
+    return link(Migration(limits, tokens_length_ending, seen or Seen()), engine)
+
+
+async def run(service: Service[Any, Any], request: PreprocessedRequest, context: RequestContext | None = None) -> Taken:
+    taken = Taken()
+    await service(request, context or context_of(), taken)
+    return taken

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from engines import adapter_for
-from engines.base import Call, EngineAdapter
+from engines.base import EngineAdapter
 from engines.openai_text import OpenAIAdapter
 from pipeline.background import Background
 from pipeline.build import Resilience, TokenService, build_preprocessed_pipeline
@@ -34,9 +34,8 @@ from simulator.fleet import Simulator, running
 from simulator.options import SimulatorOptions
 from telemetry.tracker import RequestTracker
 from tests.pipeline.dialects import PROMPT, Dialect
+from tests.pipeline.doors import DoorClient
 from tests.pipeline.scripted import PATIENCE_S, ScriptedWorker, scripted_worker
-from workers.client import WorkerClient
-from workers.exchange import Exchange, Reader
 from workers.registry import Registry
 
 MODEL = "m"
@@ -163,58 +162,6 @@ class Asked:
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.wait([self.task])
         assert self.task.cancelled()
-
-
-class Door:
-    """Stands before a worker: who would send a call there waits until the test opens."""
-
-    def __init__(self) -> None:
-        self._open = asyncio.Event()
-        self._knocked = asyncio.Event()
-
-    async def passed(self) -> None:
-        self._knocked.set()
-        await self._open.wait()
-
-    async def knock(self) -> None:
-        """Until somebody stands before it."""
-        async with asyncio.timeout(PATIENCE_S):
-            await self._knocked.wait()
-
-    def open(self) -> None:
-        self._open.set()
-
-
-class DoorClient(WorkerClient):
-    """The worker client, with doors and with a look at each worker's last exchange."""
-
-    def __init__(self) -> None:
-        super().__init__(connect_timeout_s=1.0)
-        self._doors: dict[str, Door] = {}
-        self._last: dict[str, Exchange] = {}
-
-    def shut(self, worker: ScriptedWorker | Worker) -> Door:
-        url = worker.url if isinstance(worker, Worker) else worker.worker.url
-        door = self._doors[url] = Door()
-        return door
-
-    async def send(self, url: str, call: Call, reader: Reader, *, fresh: bool = False) -> Exchange:
-        if url in self._doors:
-            await self._doors[url].passed()
-        exchange = self._last[url] = await super().send(url, call, reader, fresh=fresh)
-        return exchange
-
-    def has_heard(self, url: str) -> bool:
-        """Was anything read of the last reply from there?"""
-        return url in self._last and self._last[url].began_at is not None
-
-    async def heard(self, worker: ScriptedWorker) -> None:
-        """Until something of the worker's last reply was read."""
-        await settled(lambda: self._last[worker.worker.url].began_at is not None)
-
-    async def answered(self, worker: ScriptedWorker) -> None:
-        """Until the head of the worker's last reply was read."""
-        await settled(lambda: self._last[worker.worker.url].status != 0)
 
 
 class Rig:
@@ -366,13 +313,6 @@ class Rig:
 
 def _adapter(worker: Worker, model: str) -> EngineAdapter:
     return OpenAIAdapter(worker, model) if worker.engine is Engine.OPENAI else adapter_for(worker, model)
-
-
-async def settled(true: Callable[[], bool]) -> None:
-    """Turns the loop until `true()` holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not true():
-            await asyncio.sleep(0)
 
 
 def _file_of(task: asyncio.Task[Any]) -> str:

@@ -22,7 +22,8 @@ from protocols.errors import (
 from protocols.outputs import FinishReason
 from protocols.worker import Role
 from tests.pipeline.dialects import AT_ONCE, DONE, FIRST, Dialect, Sglang, TiedNative
-from tests.pipeline.rig import Rig, request_of, settled
+from tests.pipeline.doors import settled
+from tests.pipeline.rig import Rig, request_of
 from tests.pipeline.scripted import ScriptedCall
 from tests.text.small_tokenizers import byte_level
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.errors import Disconnected, EngineFailure, InvalidRequest, NoAvailableWorkers, WorkerMisconfigured
+from protocols.errors import (
+    Blame,
+    Disconnected,
+    EngineFailure,
+    InvalidRequest,
+    NoAvailableWorkers,
+    WorkerFailure,
+    WorkerMisconfigured,
+)
 from protocols.worker import Leg, Role
 from tests.pipeline.dialects import FIRST, IN_TURN, Dialect, Native, Sglang, Trtllm, Vllm
 from tests.pipeline.rig import Rig, request_of
@@ -138,3 +146,19 @@ async def test_an_engine_that_cannot_honour_a_parameter_counts_nothing(rig: Rig)
 
     assert raised.value.param == "prompt_embeds"
     assert rig.loads.of(worker.id).total == 0
+
+
+async def test_a_failure_of_the_pair_excludes_both_workers(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Sglang)
+    asked = rig.ask()
+    await prefill.call()
+
+    await (await decode.call()).reply(
+        500, {"error": {"message": "Decode transfer failed", "type": "InternalServerError"}}
+    )
+
+    error = await asked.fails()
+    assert isinstance(error, WorkerFailure)
+    assert error.blame is Blame.PAIR
+    assert asked.context.migration.excluded_worker_ids() == {prefill.id, decode.id}
+    await rig.drained()
