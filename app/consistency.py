@@ -48,6 +48,7 @@ def inconsistencies(values: Mapping[str, Any], read_worker: ReadWorker) -> list[
         if draft.complete and draft.workers:
             problems += _mix(draft)
             problems += _path(draft)
+            problems += _parsers(draft)
             problems += _pairs(draft)
             problems += _embedding(draft)
     return problems
@@ -150,6 +151,14 @@ def _path(draft: _Draft) -> Iterator[Problem]:
     if draft.text("path") is None and any(worker.engine is not Engine.OPENAI for _, worker in draft.workers):
         text = "is missing. The directory of the model's tokenizer: only models on openai workers do without"
         yield Problem((*draft.place, "path"), text)
+
+
+def _parsers(draft: _Draft) -> Iterator[Problem]:
+    if all(worker.engine is Engine.OPENAI for _, worker in draft.workers):
+        for key in ("tool_call_parser", "reasoning_parser"):
+            if key in draft.values:
+                text = "is not for openai workers: their answers pass as they are"
+                yield Problem((*draft.place, key), text)
 
 
 def _pairs(draft: _Draft) -> Iterator[Problem]:

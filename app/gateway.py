@@ -49,6 +49,8 @@ from telemetry.logging import configure_logging
 from telemetry.metrics import Metrics, ModelMetrics
 from telemetry.record import REQUESTS, Telemetry
 from telemetry.tracker import RequestTracker
+from text.answer_parser import ModelMarkup
+from text.chat_reader import ChatReader
 from text.loading import ModelFiles, load_model
 from workers.client import WorkerClient
 from workers.health import HealthMonitor
@@ -219,13 +221,24 @@ def _token_model(
     def longest() -> int | None:
         return settings.context_length or gateway.registry.context_length(settings.name) or files.context_length
 
-    preprocessor = Preprocessor(card, files.tokenizer, files.chat_template, longest)
+    preprocessor = Preprocessor(
+        card, files.tokenizer, files.chat_template, longest, _chat_reader(gateway.settings, settings, files)
+    )
     prefill = PrefillRouter(router, policy=settings.prefill_policy, observer=observer)
     service = build_pipeline(preprocessor, files.tokenizer, prefill, router, Resilience(limits, observer))
     embeddings = TokenEmbeddings(
         card, files.tokenizer, longest, Attempts(router, retries=attempts.retries, observer=observer)
     )
     return TokenModel(card, files.tokenizer, preprocessor, service, embeddings)
+
+
+def _chat_reader(settings: Settings, model: ModelSettings, files: ModelFiles) -> ChatReader:
+    template = None if files.chat_template is None else files.chat_template.source
+    return ChatReader(
+        ModelMarkup.choose(model.tool_call_parser, model.reasoning_parser, template),
+        files.tokenizer,
+        structural_tags=all(_adapter(worker, model.name).structural_tags for worker in settings.workers_of(model)),
+    )
 
 
 def _card(settings: ModelSettings, files: ModelFiles) -> ModelCard:

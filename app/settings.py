@@ -20,6 +20,7 @@ from app.config_schema import ConfigSchema
 from app.consistency import inconsistencies
 from protocols.options import RequestTemplate
 from protocols.worker import Engine, Role, Worker, worker_id_of
+from text.answer_parser import NONE, ModelMarkup
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 SecondsOrNone = Annotated[float, Field(ge=0, le=86_400)]
@@ -45,6 +46,18 @@ def checked_url(url: str) -> str:
     if parts.username is not None:
         raise ValueError("should hold no user name or password")
     return url
+
+
+def checked_tool_call_parser(name: str) -> str:
+    """The name of a parser of tool calls, or `none`. Raises ValueError with all names for an unknown one."""
+    ModelMarkup.choose(name, NONE, None)
+    return name
+
+
+def checked_reasoning_parser(name: str) -> str:
+    """The name of a parser of thoughts, or `none`. Raises ValueError with all names for an unknown one."""
+    ModelMarkup.choose(NONE, name, None)
+    return name
 
 
 class _Section(BaseModel):
@@ -192,6 +205,10 @@ class ModelSettings(_Section):
     """The one thing it does: generate text, or make embeddings; by default whatever its workers answer."""
     context_length: Count | None = None
     """Most tokens per request, prompt and answer together; by default the model's own."""
+    tool_call_parser: Annotated[Text, AfterValidator(checked_tool_call_parser)] | None = None
+    """How it marks calls of tools, by the parser's name; none for not at all; by default its chat template tells."""
+    reasoning_parser: Annotated[Text, AfterValidator(checked_reasoning_parser)] | None = None
+    """How it marks what it thinks, by the parser's name; none for not at all; by default its chat template tells."""
     router: RouterSettings = RouterSettings()
     defaults: DefaultsSettings = DefaultsSettings()
     prefill_policy: Literal["strict", "local"] | None = None

@@ -125,6 +125,8 @@ class EngineAdapter(ABC):
     """How long the engine keeps pinned KV when nobody configured it; None: no such lease."""
     default_prefill_policy: ClassVar[str]
     """"local": a decode worker may prefill itself when the prefill pool is gone; "strict": it may not."""
+    structural_tags: ClassVar[bool] = False
+    """Does the engine take xgrammar's structural tags (the form with `format`) as a constraint?"""
 
     def __init__(self, worker: Worker, model: str) -> None:
         """`model`: the gateway's name for the model, sent where the worker told no name of its own."""

@@ -49,6 +49,7 @@ class SglangAdapter(EngineAdapter):
     release_at = Release.NONE
     default_lease_s: ClassVar[float | None] = None
     default_prefill_policy = "strict"
+    structural_tags = True
 
     # ---- prefill leg
 

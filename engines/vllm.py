@@ -53,6 +53,7 @@ class VllmAdapter(EngineAdapter):
     release_at = Release.HEADERS
     default_lease_s: ClassVar[float | None] = 30.0
     default_prefill_policy = "local"
+    structural_tags = True
 
     # ---- prefill leg
 

@@ -16,9 +16,12 @@ from pipeline.service import Service, Sink
 from protocols.model_card import ModelCard
 from protocols.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from protocols.openai_errors import invalid
+from protocols.options import SamplingOptions
 from protocols.outputs import BackendOutput
 from protocols.preprocessed import PreprocessedRequest, RoutingHints
 from text.answer_form import AnswerForm, PromptEcho, chat_form, completion_form
+from text.answer_parser import ModelMarkup
+from text.chat_reader import ChatPlan, ChatReader
 from text.chat_template import ChatTemplate
 from text.options import (
     budget,
@@ -61,6 +64,7 @@ class Preprocessor:
     """One model's way from text to token ids. `template` is None for a model that has none: then chats are refused.
 
     `context_length` gives the limit in force, in tokens, prompt and answer together; the card's where it is not given.
+    `reader`: what is made of a chat's tools and thoughts; without it thoughts and free calls stay text.
     """
 
     def __init__(
@@ -69,10 +73,12 @@ class Preprocessor:
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         context_length: Callable[[], int | None] | None = None,
+        reader: ChatReader | None = None,
     ) -> None:
         self._card = card
         self._tokenizer = tokenizer
         self._template = template
+        self._reader = reader or ChatReader(ModelMarkup(), tokenizer)
         self.context_length = context_length or (lambda: card.context_length)
 
     async def prepare(
@@ -85,12 +91,19 @@ class Preprocessor:
         """Renders and tokenizes. `hints`: what the headers say; they win over the body. Raises InvalidRequest."""
         assert isinstance(request, (ChatCompletionRequest, CompletionRequest))
         check_against(request, self._card)
+        sampling = sampling_options(request, self._card)
+        plan = ChatPlan(sampling.guided_decoding)
         if isinstance(request, ChatCompletionRequest):
-            prompts = [await self.chat_ids(request)]
+            arguments = _template_arguments(request)
+            text = self._chat_text(request, arguments)
+            plan = self._reader.plan(request, text, arguments, sampling.guided_decoding)
+            if plan.guided is not sampling.guided_decoding:
+                sampling = replace(sampling, guided_decoding=plan.guided)
+            prompts = [await self._chat_ids(request, text)]
         else:
             prompts = [await self._prompt_ids(prompt, request) for prompt in request.prompts()]
-        sent = self._preprocessed(request, prompts, merged_hints(routing_hints(request), hints))
-        return Prepared(request, sent, self._form(request, context.request_id, created, prompts))
+        sent = self._preprocessed(request, prompts, sampling, plan, merged_hints(routing_hints(request), hints))
+        return Prepared(request, sent, self._form(request, context.request_id, created, prompts, plan))
 
     async def __call__(
         self,
@@ -109,9 +122,14 @@ class Preprocessor:
 
     async def chat_ids(self, request: ChatCompletionRequest) -> list[int]:
         """A chat's prompt. Raises InvalidRequest, with the template's own words when it refuses."""
+        return await self._chat_ids(request, self._chat_text(request, _template_arguments(request)))
+
+    def _chat_text(self, request: ChatCompletionRequest, arguments: Mapping[str, Any]) -> str:
         if self._template is None:
             raise invalid("messages", f"the model '{self._card.name}' has no chat template; use /v1/completions")
-        text = self._template.render(request.messages, tools=request.template_tools(), **_template_arguments(request))
+        return self._template.render(request.messages, tools=request.template_tools(), **arguments)
+
+    async def _chat_ids(self, request: ChatCompletionRequest, text: str) -> list[int]:
         return await self._encode(text, add_special_tokens=bool(request.add_special_tokens), param="messages")
 
     async def _prompt_ids(self, prompt: str | list[int], request: CompletionRequest) -> list[int]:
@@ -137,13 +155,15 @@ class Preprocessor:
         self,
         request: ChatCompletionRequest | CompletionRequest,
         prompts: Sequence[list[int]],
+        sampling: SamplingOptions,
+        plan: ChatPlan,
         hints: RoutingHints | None,
     ) -> tuple[PreprocessedRequest, ...]:
         """One request per prompt; they differ in ids and in the room left for an answer."""
         card, extras = self._card, request.extras()
         param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
         wanted, longest = wanted_tokens(request, card), self.context_length()
-        sampling, output, router = sampling_options(request, card), output_options(request), router_params(request)
+        output, router = output_options(request), router_params(request)
         return tuple(
             PreprocessedRequest(
                 token_ids=tuple(ids),
@@ -157,8 +177,10 @@ class Preprocessor:
                 annotations=tuple(extras.annotations or ()) if extras is not None else (),
                 routing=hints,
                 extra_args={"extra_body": request.model_extra} if request.model_extra else None,
+                require_reasoning=plan.thinks_first,
                 router=router,
                 request_timestamp_ms=extras.request_timestamp_ms if extras is not None else None,
+                shown_token_ids=plan.shown_token_ids,
             )
             for ids in prompts
         )
@@ -169,19 +191,21 @@ class Preprocessor:
         answer_id: str,
         created: int,
         prompts: Sequence[list[int]],
+        plan: ChatPlan,
     ) -> AnswerForm:
+        token_bytes = self._tokenizer.token_bytes
         if isinstance(request, ChatCompletionRequest):
             echo = self._echo(prompts[0], text=None) if request.return_token_ids else None
-            return chat_form(request, answer_id, created, request.model, echo, token_bytes=self._tokenizer.token_bytes)
+            return chat_form(
+                request, answer_id, created, request.model, echo, token_bytes=token_bytes, reading=plan.reading
+            )
         told = bool(request.echo or request.return_token_ids)
         given = request.prompts()
         echoes = [
             self._echo(ids, text=text if isinstance(text, str) else None) if told else PromptEcho()
             for ids, text in zip(prompts, given, strict=True)
         ]
-        return completion_form(
-            request, answer_id, created, request.model, echoes, token_bytes=self._tokenizer.token_bytes
-        )
+        return completion_form(request, answer_id, created, request.model, echoes, token_bytes=token_bytes)
 
     def _echo(self, ids: list[int], *, text: str | None) -> PromptEcho:
         return PromptEcho(

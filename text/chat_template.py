@@ -44,6 +44,8 @@ class ChatTemplate:
         sources = {DEFAULT: source} if isinstance(source, str) else dict(source)
         if not sources:
             raise ValueError("no chat template in an empty list of templates")
+        self.source = "\n".join(sources.values())
+        """All of them as they were given: what a model's markup is told by."""
         self._constants = {**environment.globals, **(special_tokens or {})}
         self._templates: dict[str, Template] = {}
         for name, text in sources.items():
