@@ -20,6 +20,8 @@ from tests.real.processes import ENGINE_MODEL, GatewayServer, eventually
 from tests.real.prompts import LONG, TOKENS, Known
 
 AT_ONCE_S = 1.0
+NOTICED_S = {"vllm": 1.0, "sglang": 10.0}
+"""A server's own time to see that the engine under it has died; SGLang 0.5.23 looks every few seconds."""
 LEASE_S = 30.0
 LONG_IDS = [300 + n for n in range(1_900)]
 """Some seconds of prefill."""
@@ -38,10 +40,8 @@ def asked(prompt: Any, max_tokens: int) -> dict[str, Any]:
     return {"model": "smol", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "extra_body": salt}
 
 
-def asked_aside(
-    pool: ThreadPoolExecutor, gateway: GatewayServer, prompt: Any, max_tokens: int
-) -> Future[httpx.Response]:
-    """A whole answer, waited for by another thread; the call returns when prefill is at it."""
+def asked_aside(pool: ThreadPoolExecutor, gateway: GatewayServer) -> Future[httpx.Response]:
+    """A whole answer to a long prompt, waited for by another thread; the call returns when prefill is at it."""
     body = asked(LONG_IDS, 8)
     extra = body.pop("extra_body")
     answer = pool.submit(httpx.post, f"{gateway.url}/v1/completions", json=body | extra, timeout=120)
@@ -65,7 +65,9 @@ def test_a_death_in_mid_stream_is_told_at_once(fleet: Fleet, whole_gateway: Gate
 
 
 @on("vllm", "vllm-pair", "sglang", "sglang-pair")
-def test_the_death_of_an_engine_under_its_server_is_told_at_once(fleet: Fleet, whole_gateway: GatewayServer) -> None:
+def test_the_death_of_an_engine_under_its_server_is_told_when_the_server_sees_it(
+    fleet: Fleet, whole_gateway: GatewayServer
+) -> None:
     chunks = iter(whole_gateway.sdk.completions.create(stream=True, **asked(LONG, 400)))
     next(chunks)
 
@@ -73,7 +75,7 @@ def test_the_death_of_an_engine_under_its_server_is_told_at_once(fleet: Fleet, w
     with pytest.raises(openai.APIError) as told:
         list(chunks)
 
-    assert time.monotonic() - killed_at < AT_ONCE_S
+    assert time.monotonic() - killed_at < NOTICED_S[fleet.engine]
     assert told.value.code in GONE
     eventually(lambda: not fleet.last.running, 30)
 
