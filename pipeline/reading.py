@@ -14,6 +14,7 @@ from pipeline.context import RequestContext
 from pipeline.service import Sink
 from pipeline.talk import Parser, Talk
 from protocols.errors import DeadlineExceeded, Disconnected, Enough, GatewayError, WorkerFailure, WorkerSilent
+from protocols.worker import Leg
 from workers.exchange import Exchange, push
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ class Reading(Generic[T]):
         """Sends the call. Raises CannotConnect when the worker was never reached."""
         await self._send(fresh=False)
 
-    async def _send(self, *, fresh: bool) -> None:
+    async def _send(self, *, fresh: bool, broken: Disconnected | None = None) -> None:
+        """`broken`: how it failed before. The worker may have got it then, so that stays the failure."""
         if self._failure is not None:
             raise self._failure
         call = self._call = self.talk.call(self.lease)
@@ -135,7 +137,7 @@ class Reading(Generic[T]):
         try:
             exchange = self._exchange = await self._router.client.send(self.lease.worker.url, call, self, fresh=fresh)
         except WorkerFailure as error:
-            raise self._failed(error) from error.__cause__
+            raise self._failed(broken or error) from error.__cause__
         if self._failure is not None:
             exchange.close()
             raise self._failure
@@ -154,8 +156,8 @@ class Reading(Generic[T]):
             except Disconnected as error:
                 if error is self._failure:
                     raise self._failed(error) from error.__cause__
-                if exchange.reused and exchange.began_at is None:
-                    await self._again(fresh=True)
+                if exchange.reused and exchange.began_at is None and not self._reads_handoff():
+                    await self._again(fresh=True, broken=error)
                     continue
                 self._over(error)
                 return
@@ -166,10 +168,14 @@ class Reading(Generic[T]):
                 return
             await self._refused()
 
-    async def _again(self, *, fresh: bool) -> None:
+    def _reads_handoff(self) -> bool:
+        """A pair's decode call is never sent twice: the first may have arrived, and KV can be read only once."""
+        return self.lease.leg is Leg.DECODE and not self.lease.alone
+
+    async def _again(self, *, fresh: bool, broken: Disconnected | None = None) -> None:
         self._leave()
         self._exchange = None
-        await self._send(fresh=fresh)
+        await self._send(fresh=fresh, broken=broken)
 
     async def _refused(self) -> None:
         """The worker answered something else than 200: it may have taught us how to ask; else it is an error."""

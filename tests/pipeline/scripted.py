@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -95,6 +95,7 @@ class ScriptedWorker:
         self._calls: asyncio.Queue[ScriptedCall] = asyncio.Queue()
         self.paths: list[str] = []
         self.aborts: list[Any] = []
+        self.stop_listening: Callable[[], None] = lambda: None
 
     @property
     def id(self) -> int:
@@ -129,6 +130,7 @@ async def scripted_worker() -> AsyncIterator[tuple[ScriptedWorker, str]]:
     """A worker and its URL."""
     scripted = ScriptedWorker()
     async with wire_server(scripted.serve) as server:
+        scripted.stop_listening = server.stop
         yield scripted, server.url
 
 

@@ -75,6 +75,37 @@ async def test_a_second_dead_connection_is_a_failure(rig: Rig) -> None:
     assert len(worker.paths) == 3
 
 
+async def test_a_worker_that_died_with_a_pooled_connection_may_have_got_the_call(rig: Rig) -> None:
+    worker = await rig.scripted(Vllm, Role.AGGREGATED)
+    first = rig.ask()
+    await _served(worker, Vllm)
+    await first.ends()
+
+    asked = rig.ask()
+    call = await worker.call()
+    worker.stop_listening()
+    call.reset()
+
+    error = await asked.fails()
+    assert isinstance(error, Disconnected)
+    assert [failure for _, _, failure in rig.seen.failures] == [error]
+
+
+async def test_a_handoff_is_read_once_whatever_becomes_of_a_pooled_connection(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Vllm)
+    first = rig.ask()
+    await (await prefill.call()).reply(200, Vllm.prefilled())
+    await _served(decode, Vllm)
+    await first.ends()
+
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, Vllm.prefilled())
+    (await decode.call()).reset()
+
+    assert isinstance(await asked.fails(), Disconnected)
+    assert len(decode.paths) == 2
+
+
 async def test_a_worker_that_cannot_be_reached_is_booked_once(rig: Rig) -> None:
     worker = rig.absent(Vllm, Role.AGGREGATED)
 

@@ -40,8 +40,11 @@ Script = Callable[[Peer], Awaitable[None]]
 
 
 class WireServer:
+    """`stop` closes the port; connections stay."""
+
     def __init__(self) -> None:
         self.url = ""
+        self.stop: Callable[[], None] = lambda: None
         self.connections = 0
         self.heads: list[str] = []
 
@@ -66,6 +69,7 @@ async def wire_server(script: Script) -> AsyncIterator[WireServer]:
             writer.close()
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server.stop = listener.close
     server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     try:
         yield server
