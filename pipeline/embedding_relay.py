@@ -53,6 +53,7 @@ class _RelayTalk:
     """What is said to an OpenAI-compatible server."""
 
     prompt_tokens = 0
+    reads_once = False
 
     def __init__(self, request: EmbeddingRequest) -> None:
         self._request = request

@@ -232,6 +232,8 @@ class TokenJob:
 class _TokenTalk:
     """What is said to a worker that takes token ids."""
 
+    reads_once = False
+
     def __init__(self, job: TokenJob) -> None:
         self._job = job
 

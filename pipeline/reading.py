@@ -14,7 +14,6 @@ from pipeline.context import RequestContext
 from pipeline.service import Sink
 from pipeline.talk import Parser, Talk
 from protocols.errors import DeadlineExceeded, Disconnected, Enough, GatewayError, WorkerFailure, WorkerSilent
-from protocols.worker import Leg
 from workers.exchange import Exchange, push
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ class Reading(Generic[T]):
             except Disconnected as error:
                 if error is self._failure:
                     raise self._failed(error) from error.__cause__
-                if exchange.reused and exchange.began_at is None and not self._reads_handoff():
+                if exchange.reused and exchange.began_at is None and not self.talk.reads_once:
                     await self._again(fresh=True, broken=error)
                     continue
                 self._over(error)
@@ -167,10 +166,6 @@ class Reading(Generic[T]):
                 self._over(None)
                 return
             await self._refused()
-
-    def _reads_handoff(self) -> bool:
-        """A pair's decode call is never sent twice: the first may have arrived, and KV can be read only once."""
-        return self.lease.leg is Leg.DECODE and not self.lease.alone
 
     async def _again(self, *, fresh: bool, broken: Disconnected | None = None) -> None:
         self._leave()

@@ -33,11 +33,14 @@ class Parser(Protocol[T_co]):
 class Talk(Protocol[T_co]):
     """What is said to the worker, and how its reply or its refusal is read.
 
-    `prompt_tokens` sets the first token's deadline.
+    `prompt_tokens` sets the first token's deadline. `reads_once`: the call reads what can be read only once, so it is
+    never sent a second time, whatever became of the first.
     """
 
     @property
     def prompt_tokens(self) -> int: ...
+    @property
+    def reads_once(self) -> bool: ...
     def call(self, lease: Lease, /) -> Call: ...
     def parser(self, lease: Lease, /) -> Parser[T_co]: ...
     def rejection(self, lease: Lease, status: int, body: bytes, /) -> GatewayError: ...
@@ -54,6 +57,11 @@ class TokenTalk:
     @property
     def prompt_tokens(self) -> int:
         return len(self.request.token_ids)
+
+    @property
+    def reads_once(self) -> bool:
+        """A hand-off in turn; what two legs at once share is drawn by us."""
+        return self.request.prefill_result is not None
 
     def call(self, lease: Lease) -> Call:
         speak = lease.adapter.prefill_call if lease.for_handoff else lease.adapter.generate_call
