@@ -200,6 +200,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no asyncio.Transport.
         self.transport = cast(asyncio.Transport, transport)
+        if self._server.ended:
+            self.transport.abort()
+            return
         self._server.connections.add(self)
         self._server.connected(self)
 
@@ -322,6 +325,8 @@ class HttpServer:
         self.handler = handler
         self.connected = connected or (lambda connection: None)
         self.connections: set[Connection] = set()
+        self.ended = False
+        """A connection that was accepted just before may still come; it finds nobody."""
         self.loop: asyncio.AbstractEventLoop
         self.ports: list[int] = []
         self._listeners: list[asyncio.AbstractServer] = []
@@ -361,12 +366,14 @@ class HttpServer:
 
     def kill(self) -> None:
         """What the end of a process looks like: no listener, every connection broken off."""
+        self.ended = True
         self.stop_listening()
         for connection in list(self.connections):
             connection.transport.abort()
 
     def close(self) -> None:
         """Stops listening and closes every connection after what was written to it."""
+        self.ended = True
         self.stop_listening()
         for connection in list(self.connections):
             connection.transport.close()

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from simulator.fleet import Fleet, Simulator, running, start
+from simulator.http import Connection
 from simulator.model import Pace
 from simulator.options import NativeOptions, SimulatorOptions
 from simulator.vocabulary import Vocabulary, load_vocabulary, word_codec
@@ -75,6 +76,23 @@ async def test_a_killed_worker_breaks_its_connections_and_refuses_new_ones() -> 
         assert b"[DONE]" not in data
         with pytest.raises(ConnectionRefusedError):
             await received(simulator.worker.port, get("/health"))
+
+
+async def test_a_connection_that_was_accepted_as_its_worker_died_is_broken_off_too() -> None:
+    class Transport(asyncio.Transport):
+        aborted = False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    async with running(options()) as worker:
+        worker.kill()
+        connection, transport = Connection(worker.worker.server), Transport()
+
+        connection.connection_made(transport)
+
+    assert transport.aborted
+    assert worker.worker.server.connections == set()
 
 
 async def test_a_stopped_worker_finishes_its_answers_first() -> None:
