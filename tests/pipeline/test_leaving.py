@@ -17,14 +17,13 @@ from pipeline.detokenize import Detokenizer
 from pipeline.migration import Migration
 from pipeline.service import Service, link
 from protocols.errors import DeadlineExceeded
-from protocols.worker import WorkerTraits
 from simulator.fleet import Simulator
 from simulator.model import Pace
 from simulator.options import NativeOptions, SglangOptions, SimulatorOptions, TrtllmOptions, VllmOptions
 from tests.pipeline.rig import Rig, Taken, request_of
 from tests.text.small_tokenizers import byte_level
 
-LEASE_S = 0.2
+LEASE_S = 0.5
 """How long simulated prefill keeps what nobody reads: that happens only where the client left while prefill answered,
 before a byte of the answer was read here."""
 HELD = ("blocks_pinned", "pins", "requests_running", "requests_waiting", "answers", "rooms")
@@ -33,23 +32,21 @@ PROMPT = tuple(range(200, 240))
 
 ENGINES: dict[str, dict[str, Any]] = {
     "vllm": {"vllm": VllmOptions(lease_s=LEASE_S)},
-    "vllm-generate": {"vllm": VllmOptions(lease_s=LEASE_S, scale_out=True)},
     "sglang": {"sglang": SglangOptions(stream_leave_s=0.02, unary_leave_s=0.02)},
     "trtllm": {"trtllm": TrtllmOptions(leave_s=0.01, transfer_timeout_s=LEASE_S)},
     "native": {"native": NativeOptions(pin_s=LEASE_S)},
-    "native-tied": {"native": NativeOptions(pin_s=LEASE_S, handshake_s=LEASE_S, bootstrap=True)},
+    "native-tied": {"native": NativeOptions(pin_s=LEASE_S, bootstrap=True)},
 }
 STEPS = 8
 """One more than a request waits: connecting takes two turns for each leg, then come both replies."""
 
 
 async def _pair(rig: Rig, engine: str) -> list[Simulator]:
-    traits = WorkerTraits(generate=True) if engine == "vllm-generate" else WorkerTraits()
     simulators = []
     for role in ("prefill", "decode"):
         options = SimulatorOptions(engine=engine.split("-")[0], role=role, pace=QUICK, **ENGINES[engine])
-        lease = {"lease_s": LEASE_S} if engine in ("vllm", "vllm-generate", "trtllm") else {}
-        simulators.append(await rig.simulated(options, served_name="sim-model", traits=traits, **lease))
+        lease = {"lease_s": LEASE_S} if engine in ("vllm", "trtllm") else {}
+        simulators.append(await rig.simulated(options, served_name="sim-model", **lease))
     return simulators
 
 

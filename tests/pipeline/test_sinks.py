@@ -32,10 +32,6 @@ def _plain(rig: Rig) -> Service[Any, Any]:
     return rig.tokens
 
 
-def _resilient(rig: Rig) -> Service[Any, Any]:
-    return rig.resilient
-
-
 def _texts(rig: Rig) -> Service[Any, Any]:
     return link(Detokenizer(byte_level()), rig.tokens)
 
@@ -46,7 +42,8 @@ def _resilient_texts(rig: Rig) -> Service[Any, Any]:
     return link(migration, link(detokenizer, rig.tokens))
 
 
-CHAINS = [_plain, _resilient, _texts, _resilient_texts]
+CHAINS = [_plain, _resilient_texts]
+"""The lowest service and the whole chain: between them every operator is passed."""
 ROLES = [(dialect, paired) for dialect in (*IN_TURN, *AT_ONCE) for paired in (True, False)]
 
 
