@@ -115,9 +115,12 @@ class HealthMonitor:
     # ---- the registry's listener
 
     def added(self, worker: Worker, /) -> None:
-        watch = _Watch(worker.id, Vitals(self._rhythm, self._rng))
-        self._watches[worker.id] = watch
-        watch.task = asyncio.create_task(self._run(watch), name=f"health-{worker.id}")
+        self._begin(worker.id)
+
+    def _begin(self, worker_id: int, *, after_s: float = 0.0) -> None:
+        watch = _Watch(worker_id, Vitals(self._rhythm, self._rng))
+        self._watches[worker_id] = watch
+        watch.task = asyncio.create_task(self._run(watch, after_s), name=f"health-{worker_id}")
         watch.task.add_done_callback(lambda task: self._ended(watch, task))
 
     def removed(self, worker: Worker, /) -> None:
@@ -133,7 +136,9 @@ class HealthMonitor:
 
     # ---- one worker's watch
 
-    async def _run(self, watch: _Watch) -> None:
+    async def _run(self, watch: _Watch, after_s: float) -> None:
+        if after_s:
+            await self._pause(watch.woken, after_s)
         while (worker := self._registry.worker(watch.worker_id)) is not None:
             watch.woken.clear()
             prober = self._prober_for(worker)
@@ -162,6 +167,8 @@ class HealthMonitor:
             return
         log.error("the health watch of worker %d failed", watch.worker_id, exc_info=error)
         self._registry.lost(watch.worker_id, Status.DOWN, f"its health watch failed: {error}")
+        if self._watches.get(watch.worker_id) is watch:
+            self._begin(watch.worker_id, after_s=self._rhythm.interval_s)
 
     async def _examine(self, watch: _Watch, worker: Worker, prober: Prober) -> Finding:
         """Who it is, where that is in question, then how it is."""
@@ -219,7 +226,8 @@ class HealthMonitor:
                         break
         except TimeoutError:
             return Finding(Sign.SILENT, f"{probe.path} was not answered within {probe.timeout_s:g} s")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        # AttributeError: anyio 4 under uvloop, when a connection breaks just as it is made.
+        except (httpx.HTTPError, httpx.InvalidURL, AttributeError) as error:
             return Finding(Sign.REFUSED, f"{probe.path}: {error or type(error).__name__}")
         return ProbeReply(response.status_code, bytes(body))
 

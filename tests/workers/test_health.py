@@ -392,6 +392,26 @@ async def test_a_watch_that_fails_takes_the_worker_out_and_says_so(caplog):
     assert "the health watch of worker 1 failed" in caplog.text
 
 
+async def test_a_watch_that_failed_begins_anew_after_a_rest(caplog):
+    bugs = [RuntimeError("a bug")]
+
+    class Mending(Prober):
+        def info_probes(self):
+            if bugs:
+                raise bugs.pop()
+            return super().info_probes()
+
+    async for house in open_house(Mending):
+        await house.settle()
+        assert house.status() is Status.DOWN
+        assert house.beat.waits[1] == 5.0
+
+        await house.beat.turn()
+
+        assert house.status() is Status.READY
+    assert "the health watch of worker 1 failed" in caplog.text
+
+
 def monitor_tasks() -> set[asyncio.Task[None]]:
     return {task for task in asyncio.all_tasks() if task.get_name().startswith("health-")}
 
