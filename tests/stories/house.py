@@ -112,6 +112,7 @@ class House:
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="house", daemon=True)
         self._wires: list[Wire] = []
+        self._stuck = False
         self._sdk: openai.OpenAI | None = None
         self._http: httpx.Client | None = None
         self.gateway: Gateway
@@ -219,8 +220,13 @@ class House:
         return self.wait(called())
 
     def wait(self, work: Coroutine[Any, Any, T], timeout_s: float = 10.0) -> T:
-        """Runs it on the house's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+        """Runs it on the house's loop. A loop that once did not turn is not asked again."""
+        assert not self._stuck, "the house's loop does not turn"
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+        except TimeoutError:
+            self._stuck = True
+            raise
 
     def workers(self, model: str, role: str | None = None) -> list[Simulator]:
         return self.fleet.select(model=model, role=role)
