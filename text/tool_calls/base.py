@@ -187,7 +187,10 @@ class MarkupParser(ToolCallParser):
     def _content(self) -> bool:
         found = self.marks.find(self._buffer, self._at)
         if found is None:
-            end = len(self._buffer) if self._final else self.marks.settled(self._buffer, self._at)
+            end = self.marks.settled(self._buffer, self._at)
+            # Behind a call, what the answer's length cut off in the midst of a mark was to be that mark.
+            if self._final and not (self._cut and self._called_last):
+                end = len(self._buffer)
             self._say(self._buffer[self._at : end])
             self._at = end
             return False

@@ -186,6 +186,9 @@ class CallObject(JsonArguments):
         if self._called:
             self._end()
             self._called = False
+            if self._final:
+                # The answer ends inside the call: what is left is its writing, not what the model says.
+                self._at = len(self._buffer)
         self._release_json()
 
 
