@@ -27,7 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         call = getattr(item, "callspec", None)
         return call.params.get("fleet") if call is not None else None
 
-    items[:] = sorted((item for item in items if setup_of(item) in order), key=lambda item: order.index(setup_of(item)))
+    here = Path(__file__).parent
+    others = [item for item in items if here not in item.path.parents]
+    own = [item for item in items if here in item.path.parents and setup_of(item) in order]
+    items[:] = others + sorted(own, key=lambda item: order.index(setup_of(item)))
 
 
 @pytest.fixture(scope="session")
