@@ -146,3 +146,11 @@ def test_embedding_models_of_these_engines_are_in_order(file: Path, engine: str)
     text = f'models:\n  - {{name: m, path: /m, kind: embed, workers: [{{url: "http://a:1", engine: {engine}}}]}}\n'
 
     assert load(file, text).models[0].kind == "embed"
+
+
+@pytest.mark.parametrize("key", ["tool_call_parser", "reasoning_parser"])
+def test_parsers_are_not_for_openai_workers(file: Path, key: str) -> None:
+    (line,) = worker_problems(file, '{url: "http://a:1", engine: openai}', model=f"name: m, {key}: none")
+
+    assert line.startswith(f"models[0].{key} (")
+    assert "is not for openai workers" in line

@@ -193,6 +193,22 @@ def test_a_url_that_is_none_is_refused(file: Path, url: str, said: str) -> None:
     assert said in line
 
 
+@pytest.mark.parametrize(("key", "names"), [("tool_call_parser", "default, "), ("reasoning_parser", "deepseek_r1, ")])
+def test_a_parser_that_nobody_knows_is_refused_with_those_that_are(file: Path, key: str, names: str) -> None:
+    (line,) = worker_problems(file, WORKER, model=f"name: m, path: /m, {key}: hermess")
+
+    assert line.startswith(f"models[0].{key} (")
+    assert "'hermess'; there are " in line
+    assert names in line
+
+
+@pytest.mark.parametrize(("key", "name"), [("tool_call_parser", "llama3-json"), ("reasoning_parser", "none")])
+def test_parsers_go_by_any_of_their_names(file: Path, key: str, name: str) -> None:
+    settings = load(file, f"models: [{{name: m, path: /m, {key}: {name}, workers: [{WORKER}]}}]\n")
+
+    assert getattr(settings.models[0], key) == name
+
+
 def test_a_key_without_a_value_counts_as_absent(file: Path) -> None:
     settings = load(file, "server:\nlogging: {level: null}\n" + MODEL)
 

@@ -166,3 +166,17 @@ def test_a_word_after_a_broken_byte_keeps_its_blank() -> None:
     gemma = small_tokenizers.gemma()
     stream = gemma.decode_stream(skip_special_tokens=True)
     assert stream.feed([*raw(b"\xf0\x9f"), *ids_of(gemma, "world")]) == "\ufffd world"
+
+
+@pytest.mark.parametrize("name", ["llama_2", "gemma"])
+def test_special_tokens_that_are_shown_stand_where_they_were(name: str) -> None:
+    tokenizer = small_tokenizers.ALL[name]()
+    special, other = tokenizer.token_id("<s>"), tokenizer.token_id("</s>")
+    assert special is not None
+    assert other is not None
+    words = tokenizer.encode("Hello world", add_special_tokens=False)
+    stream = tokenizer.decode_stream(skip_special_tokens=True, shown=frozenset({special}))
+
+    text = stream.feed([*words, special, other, *words]) + stream.flush()
+
+    assert text.replace(" ", "") == "Helloworld<s>Helloworld"

@@ -436,3 +436,17 @@ def test_a_replay_decodes_in_context(kind: str) -> None:
     replay = replace(request, token_ids=tuple(ids[:3]), jail_seed=first.jailed_text)
     second = Decoder(tokenizer, replay).feed(LLMEngineOutput(token_ids=ids[3:]))
     assert tokenizer.decode(ids[:1]) + (first.text or "") + (second.text or "") == tokenizer.decode(ids)
+
+
+def test_special_tokens_that_are_to_be_read_are_shown_and_others_are_not() -> None:
+    request = replace(request_for(ignore_eos=True), shown_token_ids=frozenset({CALL}))
+    ids = [*ids_of("the"), CALL, EOS, *ids_of("st")]
+
+    assert answer_of(decode(request, ids)).text == f"the{small_tokenizers.CALL}st"
+    assert answer_of(decode(replace(request, shown_token_ids=frozenset()), ids)).text == "thest"
+
+
+def test_an_eos_that_is_to_be_read_is_unseen_where_it_ends_the_answer() -> None:
+    request = replace(request_for(), shown_token_ids=frozenset({EOS, CALL}))
+
+    assert answer_of(decode(request, [*ids_of("the"), CALL, EOS])).text == f"the{small_tokenizers.CALL}"
