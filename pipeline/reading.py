@@ -13,7 +13,7 @@ from engines.base import Call
 from pipeline.context import RequestContext
 from pipeline.service import Sink
 from pipeline.talk import Parser, Talk
-from protocols.errors import DeadlineExceeded, Disconnected, Enough, GatewayError, WorkerFailure, WorkerSilent
+from protocols.errors import Blame, DeadlineExceeded, Disconnected, Enough, GatewayError, WorkerFailure, WorkerSilent
 from workers.exchange import Exchange, push
 
 if TYPE_CHECKING:
@@ -155,9 +155,12 @@ class Reading(Generic[T]):
             except Disconnected as error:
                 if error is self._failure:
                     raise self._failed(error) from error.__cause__
-                if exchange.reused and exchange.began_at is None and not self.talk.reads_once:
-                    await self._again(fresh=True, broken=error)
-                    continue
+                if exchange.reused and exchange.began_at is None:
+                    if not self.talk.reads_once:
+                        await self._again(fresh=True, broken=error)
+                        continue
+                    # The connection may have been dead before the call: the worker may well take the next attempt.
+                    error.blame = Blame.NOBODY
                 self._over(error)
                 return
             except GatewayError as error:

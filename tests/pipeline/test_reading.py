@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protocols.errors import (
+    Blame,
     CannotConnect,
     Disconnected,
     EngineFailure,
@@ -102,8 +103,10 @@ async def test_a_handoff_is_read_once_whatever_becomes_of_a_pooled_connection(ri
     await (await prefill.call()).reply(200, Vllm.prefilled())
     (await decode.call()).reset()
 
-    assert isinstance(await asked.fails(), Disconnected)
+    error = await asked.fails()
+    assert isinstance(error, Disconnected)
     assert len(decode.paths) == 2
+    assert (error.blame, rig.standing(decode)) == (Blame.NOBODY, "ready")
 
 
 async def test_a_worker_that_cannot_be_reached_is_booked_once(rig: Rig) -> None:
