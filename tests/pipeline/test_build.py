@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 
 from pipeline.build import (
@@ -19,13 +20,20 @@ from protocols.errors import DeadlineExceeded, EngineAborted, EngineFailure, Eno
 from protocols.model_card import ModelCard
 from protocols.openai import GenerationRequest, parse_chat, parse_completion
 from protocols.outputs import BackendOutput, CompletionUsage, FinishReason, LLMEngineOutput
-from tests.pipeline.engines_in_process import ScriptedService, SteadyEngine, tokens
+from protocols.preprocessed import PreprocessedRequest
+from tests.pipeline.engines_in_process import ScriptedService, SteadyEngine, context_of, tokens
 from tests.pipeline.rig import Rig, Taken, request_of
-from tests.text.small_tokenizers import byte_level
+from tests.text.small_tokenizers import CALL, byte_level
+from text.aggregate import ChatAggregate
+from text.answer_parser import ModelMarkup
+from text.chat_reader import ChatReader
+from text.chat_template import ChatTemplate
+from text.usage import UsageCount
 
 EOS_ID = 2
 CARD = ModelCard("m", context_length=1000, vocab_size=300, eos_token_ids=(EOS_ID,))
 PROMPT_TEXT = b"Why"
+TIME = {"type": "function", "function": {"name": "get_time"}}
 
 
 def preprocessor() -> Preprocessor:
@@ -74,6 +82,50 @@ async def test_full_from_an_openai_request_to_text_across_a_failure(rig: Rig) ->
     assert engine.attempts[0].token_ids == tuple(PROMPT_TEXT)
     assert engine.attempts[1].token_ids == (*PROMPT_TEXT, *b"Becaus")
     assert rig.seen.migrations == ["ongoing_request"]
+
+
+async def test_full_a_call_goes_on_across_a_failure(rig: Rig) -> None:
+    call = b'<tool_call>{"name": "get_time", "arguments": {"zone": "UTC"}}</tool_call>'
+    engine = steady(call, read=4, breaks=[41])
+    tokenizer, template = byte_level(), ChatTemplate("{{ messages[0].content }}")
+    calling = Preprocessor(CARD, tokenizer, template, reader=ChatReader(ModelMarkup("hermes", None), tokenizer))
+    service = build_pipeline(calling, tokenizer, rig.prefill, engine, rig.resilience)
+    context = rig.context()
+    body = {"model": "m", "messages": [{"role": "user", "content": "Why"}], "tools": [TIME]}
+    request = await calling.prepare(parse_chat(orjson.dumps(body)), context, created=0)
+
+    asked = rig.ask(request, service=service, context=context)
+    await asked.ends()
+
+    answer = ChatAggregate(request.form, UsageCount(request.prompt_tokens()))
+    for choice in asked.sink.outputs:
+        answer.feed(choice.index, choice.outputs)
+    (told,) = orjson.loads(answer.body())["choices"]
+    assert [each["function"] for each in told["message"]["tool_calls"]] == [
+        {"name": "get_time", "arguments": '{"zone": "UTC"}'}
+    ]
+    assert (told["message"]["content"], told["finish_reason"]) == (None, "tool_calls")
+    assert rig.seen.migrations == ["ongoing_request"]
+
+
+async def test_what_the_reader_says_goes_down_with_the_request() -> None:
+    tokenizer = byte_level()
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Why"}], "tools": [TIME], "tool_choice": "required"}
+
+    async def sent(markup: ModelMarkup, template: str) -> PreprocessedRequest:
+        reader = ChatReader(markup, tokenizer)
+        preparing = Preprocessor(CARD, tokenizer, ChatTemplate(template), reader=reader)
+        prepared = await preparing.prepare(parse_chat(orjson.dumps(chat)), context_of(), created=0)
+        return prepared.prompts[0]
+
+    shown = await sent(ModelMarkup("harmony", "gpt_oss"), "{{ messages[0].content }}")
+    thinking = await sent(ModelMarkup("hermes", "qwen3"), "{{ messages[0].content }}<think>")
+
+    assert tokenizer.token_id(CALL) in shown.shown_token_ids
+    assert (shown.require_reasoning, thinking.require_reasoning) == (False, True)
+    guided = thinking.sampling_options.guided_decoding
+    assert guided is not None
+    assert guided.json["type"] == "array"
 
 
 async def test_full_every_choice_is_a_request_of_its_own(rig: Rig) -> None:
