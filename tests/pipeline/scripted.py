@@ -12,7 +12,7 @@ import orjson
 from protocols.worker import Worker
 from tests.workers.wire_server import Peer, wire_server
 
-PATIENCE_S = 2.0
+PATIENCE_S = 10.0
 """How long a test waits for what must come: a failure then, not a hang."""
 
 

@@ -21,6 +21,7 @@ from simulator.fleet import Simulator
 from simulator.model import Pace
 from simulator.options import NativeOptions, SglangOptions, SimulatorOptions, TrtllmOptions, VllmOptions
 from tests.pipeline.rig import Rig, Taken, request_of
+from tests.pipeline.scripted import PATIENCE_S
 from tests.text.small_tokenizers import byte_level
 
 LEASE_S = 0.5
@@ -134,7 +135,7 @@ async def test_a_request_that_ends_at_any_wait_leaves_nothing_behind(
             taken.closed = True
 
     task = asyncio.create_task(asked())
-    await asyncio.wait([task], timeout=2.0)
+    await asyncio.wait([task], timeout=PATIENCE_S)
 
     assert task.done()
     assert task.cancelled() or isinstance(task.exception(), DeadlineExceeded | None)
@@ -155,7 +156,7 @@ async def test_a_client_that_leaves_at_any_token_leaves_nothing_behind(
             (loop.call_soon if soon else lambda call: call())(asked.task.cancel)
 
     asked = rig.ask(request_of(prompt=PROMPT, stop={"max_tokens": 4}), service=_texts(rig), sink=Taken(leave))
-    await asyncio.wait([asked.task], timeout=2.0)
+    await asyncio.wait([asked.task], timeout=PATIENCE_S)
 
     assert asked.task.done()
     await _at_rest(rig, simulators, asked.context)

@@ -36,6 +36,7 @@ from tests.pipeline.dialects import (
 )
 from tests.pipeline.doors import settled
 from tests.pipeline.rig import Rig, request_of
+from tests.pipeline.scripted import PATIENCE_S
 
 
 def _event(value: Any) -> bytes:
@@ -81,7 +82,7 @@ async def test_a_bootstrap_pair_that_is_being_ended_keeps_the_application_from_s
     door = rig.client.shut(prefill)
     await asked.leave()
 
-    shutdown = asyncio.create_task(rig.background.drain(2.0))
+    shutdown = asyncio.create_task(rig.background.drain(PATIENCE_S))
     await door.knock()
     assert not shutdown.done()
     door.open()
@@ -99,7 +100,7 @@ async def test_a_release_keeps_the_application_from_shutting_down_under_it(rig: 
     await rig.client.heard(prefill)
     await asked.leave()
 
-    shutdown = asyncio.create_task(rig.background.drain(2.0))
+    shutdown = asyncio.create_task(rig.background.drain(PATIENCE_S))
     await prefilling.raw(rest)
     prefilling.over.set()
     decoding = await decode.call()
