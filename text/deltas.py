@@ -230,9 +230,18 @@ class ReadChatDeltas(ChatDeltas):
         return self._frame.chunk(_opening(self._index, self._rules is None), {})
 
     def _feed_one(self, output: BackendOutput) -> bytes:
-        if self._thoughts is not None and not self.finished:
+        if self.finished:
+            return b""
+        if self._thoughts is not None:
             self._thoughts.feed(output.tokens)
-        return super()._feed_one(output)
+        if not self._bare or output.finish_reason is not None or output.completion_usage is not None:
+            return super()._feed_one(output)
+        # What nearly all outputs are: a bit of text, with nothing to be told beside it.
+        self._count.tokens += len(output.token_ids)
+        pieces = self._parser.feed(output.text) if output.text else ()
+        if len(pieces) == 1:
+            return self._piece(pieces[0])
+        return self._pieces(pieces) if pieces else b""
 
     def _events(self, text: str, ending: BackendOutput | None) -> bytes:
         finish = None if ending is None or ending.finish_reason is None else finish_name(ending.finish_reason)
