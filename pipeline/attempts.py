@@ -33,7 +33,10 @@ class Attempts(Generic[T]):
                 await router.read(Reading(router, lease, talk, context, outputs.extend))
                 return outputs[-1]
             except (NoAvailableWorkers, Overloaded) as error:
-                raise context.migration.exhausted_error() or error from error
+                exhausted = context.migration.exhausted_error()
+                if exhausted is None:
+                    raise
+                raise exhausted from error
             except GatewayError as error:
                 if not error.retryable or left <= 0:
                     raise

@@ -169,7 +169,10 @@ class Relay:
                 await self._router.read(Reading(self._router, lease, _RelayTalk(request, usage), context, observe))
                 return
             except (NoAvailableWorkers, Overloaded) as error:
-                raise context.migration.exhausted_error() or error from error
+                exhausted = context.migration.exhausted_error()
+                if exhausted is None:
+                    raise
+                raise exhausted from error
             except GatewayError as error:
                 if shown or not error.retryable or left <= 0:
                     raise

@@ -104,6 +104,8 @@ class GenerationCall(ModelCall):
     def _close(self) -> None:
         if self._events is not None:
             self._events.close()
+            # The stream knows its call, for headers and for leaving: a cycle for the garbage collector otherwise.
+            self._events = None
 
     # ---- the request's way
 
