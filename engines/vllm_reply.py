@@ -71,23 +71,23 @@ class VllmReply(Reply):
 
     def _choice(self, choices: Any, outputs: list[LLMEngineOutput]) -> None:
         choice = choices[0]
-        if len(choices) != 1 or choice["index"] != 0:
+        if len(choices) != 1 or choice.get("index", 0) != 0:
             raise ValueError("more than the one choice that was asked for")
-        ids = choice["token_ids"]
+        ids = choice.get("token_ids")
         if ids is None:
             # Prefill's token is dropped, so its id is not asked for.
             if choice.get("text") and self._leg is Leg.DECODE:
                 raise ValueError("text without token ids")
         elif type(ids) is not list:
             raise ValueError("token ids that are no list")
-        elif choice["logprobs"] is None:
+        elif choice.get("logprobs") is None:
             self._plain(ids, outputs)
         elif ids:
             self._any_ids = True
             chosen, alternatives = logprobs_of(ids, choice["logprobs"])
             outputs.append(LLMEngineOutput(token_ids=ids, log_probs=chosen, top_logprobs=alternatives))
         if choice["finish_reason"] is not None:
-            self._end_by(choice["finish_reason"], choice["stop_reason"])
+            self._end_by(choice["finish_reason"], choice.get("stop_reason"))
 
     def _end_by(self, finish: Any, matched: Any) -> None:
         if finish == "stop":

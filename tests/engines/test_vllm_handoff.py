@@ -171,3 +171,15 @@ def test_pinned_blocks_are_freed_by_decodes_headers_and_kept_thirty_seconds():
     assert (VllmAdapter.release_at, VllmAdapter.default_prefill_policy) == (Release.HEADERS, "local")
     assert (adapter().lease_s, adapter(lease_s=6.0).lease_s) == (30.0, 6.0)
     assert adapter().bootstrap(IDS, 0) is None
+
+
+def test_a_prefill_reply_without_the_members_that_were_not_asked_for_hands_over():
+    # vLLM before 0.10 leaves out token_ids where nobody asked for them.
+    choice = b'{"index":0,"text":" pre","logprobs":null,"finish_reason":"length"}'
+    params = b'{"do_remote_prefill":true,"remote_block_ids":[100],"remote_engine_id":"e"}'
+    reply = adapter(Role.PREFILL).parser(request(), Leg.PREFILL)
+
+    outputs = [*reply.feed(b'{"choices":[' + choice + b'],"kv_transfer_params":' + params + b"}"), *reply.end()]
+
+    assert reply.error is None
+    assert outputs[-1].disaggregated_params["remote_block_ids"] == [100]
