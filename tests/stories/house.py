@@ -76,6 +76,7 @@ class Hosted:
             vocabulary=vocabulary,
             codec=codec,
             pace=QUICK,
+            blocks=640,
         )
         return [dataclasses.replace(shared, role=role, **self.options) for role in self.roles]
 

@@ -18,14 +18,14 @@ TOKEN_MODELS = MODELS[:-1]
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_completion_is_what_the_model_says(house: House, model: str) -> None:
-    completion = house.sdk.completions.create(model=model, prompt=PROMPT, max_tokens=24, temperature=0)
+    completion = house.sdk.completions.create(model=model, prompt=PROMPT, max_tokens=16, temperature=0)
 
     assert completion.object == "text_completion"
     assert completion.model == model
-    assert [choice.text for choice in completion.choices] == [answer(PROMPT, 24)]
+    assert [choice.text for choice in completion.choices] == [answer(PROMPT, 16)]
     assert completion.choices[0].finish_reason == "length"
     assert completion.usage is not None
-    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(ids_of(PROMPT)), 24)
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(ids_of(PROMPT)), 16)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -34,7 +34,7 @@ def test_a_streamed_completion_is_the_same_text_in_pieces(house: House, model: s
         house.sdk.completions.create(
             model=model,
             prompt=PROMPT,
-            max_tokens=24,
+            max_tokens=16,
             temperature=0,
             stream=True,
             stream_options={"include_usage": True},
@@ -42,7 +42,7 @@ def test_a_streamed_completion_is_the_same_text_in_pieces(house: House, model: s
     )
 
     texts = [choice.text for chunk in chunks for choice in chunk.choices]
-    assert "".join(texts) == answer(PROMPT, 24)
+    assert "".join(texts) == answer(PROMPT, 16)
     assert len(texts) > 3
     assert [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason] == ["length"]
     usage = chunks[-1].usage
@@ -50,34 +50,34 @@ def test_a_streamed_completion_is_the_same_text_in_pieces(house: House, model: s
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (
         len(ids_of(PROMPT)),
-        24,
-        len(ids_of(PROMPT)) + 24,
+        16,
+        len(ids_of(PROMPT)) + 16,
     )
     assert {(chunk.id, chunk.model, chunk.object) for chunk in chunks} == {(chunks[0].id, model, "text_completion")}
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_chat_is_what_the_model_says_to_its_template(house: House, model: str) -> None:
-    completion = house.sdk.chat.completions.create(model=model, messages=CHAT, max_tokens=24, temperature=0)
+    completion = house.sdk.chat.completions.create(model=model, messages=CHAT, max_tokens=16, temperature=0)
 
     prompt = chat_ids(*CHAT)
     message = completion.choices[0].message
     assert (completion.object, completion.model) == ("chat.completion", model)
-    assert (message.role, message.content) == ("assistant", answer(prompt, 24))
+    assert (message.role, message.content) == ("assistant", answer(prompt, 16))
     assert completion.choices[0].finish_reason == "length"
     assert completion.usage is not None
-    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(prompt), 24)
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(prompt), 16)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_streamed_chat_opens_with_the_role_and_closes_with_the_finish(house: House, model: str) -> None:
     chunks = list(
-        house.sdk.chat.completions.create(model=model, messages=CHAT, max_tokens=24, temperature=0, stream=True)
+        house.sdk.chat.completions.create(model=model, messages=CHAT, max_tokens=16, temperature=0, stream=True)
     )
 
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert choices[0].delta.role == "assistant"
-    assert "".join(choice.delta.content or "" for choice in choices) == answer(chat_ids(*CHAT), 24)
+    assert "".join(choice.delta.content or "" for choice in choices) == answer(chat_ids(*CHAT), 16)
     assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["length"]
     assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
 
@@ -157,21 +157,21 @@ def test_an_echo_puts_the_prompt_in_front(house: House, model: str, stream: bool
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_text_before_it(house: House, model: str, stream: bool) -> None:
-    ids = answer_ids(PROMPT, 24)
+    ids = answer_ids(PROMPT, 16)
     stop = text_of(ids[9:11])[2:-2]  # neither begins nor ends with a token
 
-    texts = _texts(house, stream, model=model, prompt=PROMPT, stop=["never said", stop], max_tokens=24, temperature=0)
+    texts = _texts(house, stream, model=model, prompt=PROMPT, stop=["never said", stop], max_tokens=16, temperature=0)
 
-    assert texts == [answer(PROMPT, 24).partition(stop)[0]]
+    assert texts == [answer(PROMPT, 16).partition(stop)[0]]
 
 
 @pytest.mark.parametrize("model", TOKEN_MODELS)
 def test_a_stop_id_ends_the_answer_and_the_finish_says_so(house: House, model: str) -> None:
-    ids = answer_ids(PROMPT, 24)
+    ids = answer_ids(PROMPT, 16)
     place = ids.index(ids[12])
 
     completion = house.sdk.completions.create(
-        model=model, prompt=PROMPT, max_tokens=24, temperature=0, extra_body={"stop_token_ids": [ids[12]]}
+        model=model, prompt=PROMPT, max_tokens=16, temperature=0, extra_body={"stop_token_ids": [ids[12]]}
     )
 
     assert completion.choices[0].finish_reason == "stop"
@@ -187,7 +187,7 @@ def test_a_stop_id_ends_the_answer_and_the_finish_says_so(house: House, model: s
     ids=lambda fields: "-".join(fields) or "plain",
 )
 def test_every_stream_is_whole_events_and_ends_as_it_should(house: House, model: str, fields: dict[str, Any]) -> None:
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "stream": True, **fields}
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 16, "temperature": 0, "stream": True, **fields}
 
     events = events_of(house.http.post("/v1/completions", json=body).content)
 

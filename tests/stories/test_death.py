@@ -15,11 +15,11 @@ from tests.stories.oracle import answer, ids_of
 from tests.stories.wire import Reply, events_of
 
 PROMPT = "Tell me of the sea and of the ships."
-TOKENS = 40
+TOKENS = 24
 SAID = answer(PROMPT, TOKENS)
 USAGE = (len(ids_of(PROMPT)), TOKENS)
 MOMENTS = [
-    *(("decode", moment) for moment in ("connect", "request", "head", "token:1", "token:20", "last", "done")),
+    *(("decode", moment) for moment in ("connect", "request", "head", "token:1", "token:12", "last", "done")),
     *(("prefill", moment) for moment in ("connect", "request", "head", "done")),
 ]
 OpenHouse = Callable[..., House]
@@ -63,7 +63,7 @@ def test_the_death_of_one_of_two_workers_is_invisible(
 
 
 @pytest.mark.parametrize("engine", PAIRED)
-@pytest.mark.parametrize("moment", ["request", "token:20"])
+@pytest.mark.parametrize("moment", ["request", "token:12"])
 def test_the_death_of_one_of_two_whole_workers_is_invisible(open_house: OpenHouse, engine: str, moment: str) -> None:
     house = open_house(solo(engine, workers=2))
     victim = house.workers(f"solo-{engine}")[0]
@@ -81,7 +81,7 @@ def test_choices_survive_the_death_that_befell_some_of_them(open_house: OpenHous
     fields = {"n": 4, "temperature": 1, "seed": 5}
     whole = asked(house, f"pair-{engine}", stream=False, **fields).json()
     victim = house.workers(f"pair-{engine}", "decode")[1]
-    house.call(victim.faults.add, "die@token:10")
+    house.call(victim.faults.add, "die@token:8")
 
     events = events_of(asked(house, f"pair-{engine}", stream=True, **fields).body)
 
@@ -96,7 +96,7 @@ def test_logprobs_and_ids_are_told_once_across_a_death(open_house: OpenHouse) ->
     fields = {"logprobs": 2, "return_token_ids": True}
     whole = asked(house, "pair-vllm", stream=False, **fields).json()["choices"][0]
     victim = house.workers("pair-vllm", "decode")[1]
-    house.call(victim.faults.add, "die@token:10")
+    house.call(victim.faults.add, "die@token:8")
 
     after = asked(house, "pair-vllm", stream=False, **fields).json()["choices"][0]
 
@@ -167,7 +167,7 @@ def test_where_decode_can_prefill_for_itself_the_only_prefill_worker_is_not_miss
 
 
 @pytest.mark.parametrize("engine", PAIRED)
-@pytest.mark.parametrize("moment", ["token:1", "token:20"])
+@pytest.mark.parametrize("moment", ["token:1", "token:12"])
 def test_the_death_of_the_only_worker_in_a_stream_is_one_error_and_no_finish(
     open_house: OpenHouse, engine: str, moment: str
 ) -> None:
@@ -191,7 +191,7 @@ def test_the_death_of_the_only_worker_in_a_stream_is_one_error_and_no_finish(
 def test_the_death_of_the_only_worker_behind_a_whole_answer_is_a_502(open_house: OpenHouse, engine: str) -> None:
     house = open_house(pair(engine, prefill=1, decode=1))
     (victim,) = house.workers(f"pair-{engine}", "decode")
-    house.call(victim.faults.add, "die@token:20")
+    house.call(victim.faults.add, "die@token:12")
     began = time.monotonic()
 
     reply = asked(house, f"pair-{engine}", stream=False)

@@ -49,27 +49,27 @@ def house(variant_house: House) -> Iterator[House]:
 @pytest.mark.parametrize("model", VARIANTS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_completion_is_what_the_model_says(house: House, model: str, stream: bool) -> None:
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "stream": stream}
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "stream": stream}
 
     reply = house.http.post("/v1/completions", json=body)
 
     text = events_of(reply.content).text() if stream else reply.json()["choices"][0]["text"]
-    assert text == answer(PROMPT, 24)
+    assert text == answer(PROMPT, 12)
 
 
 @pytest.mark.parametrize("model", VARIANTS)
 def test_a_chat_is_what_the_model_says_and_its_prompt_is_counted_once(house: House, model: str) -> None:
     message = {"role": "user", "content": "Of the sea?"}
-    body = {"model": model, "messages": [message], "max_tokens": 24, "temperature": 0, "stream": True}
+    body = {"model": model, "messages": [message], "max_tokens": 12, "temperature": 0, "stream": True}
 
     events = events_of(
         house.http.post("/v1/chat/completions", json={**body, "stream_options": {"include_usage": True}}).content
     )
 
     prompt, usage = chat_ids(message), events.usage()
-    assert events.text() == answer(prompt, 24)
+    assert events.text() == answer(prompt, 12)
     assert usage is not None
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), 24)
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), 12)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -94,8 +94,8 @@ def test_tokens_and_their_logprobs_are_aligned(house: House, model: str) -> None
 
 @pytest.mark.parametrize("model", VARIANTS)
 def test_the_end_is_where_the_request_says(house: House, model: str) -> None:
-    ids = answer_ids(PROMPT, 24)
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "stop_token_ids": [ids[9]]}
+    ids = answer_ids(PROMPT, 12)
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "stop_token_ids": [ids[9]]}
 
     answered = house.http.post("/v1/completions", json=body).json()
 
@@ -108,10 +108,10 @@ def test_an_answer_survives_a_decode_worker(house: House, model: str) -> None:
     victim = house.workers(model, "decode")[0]
     committed = victim.faults.committed
     house.call(victim.faults.add, "reset@token:7")
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
 
     answers = [house.http.post("/v1/completions", json=body).json() for _ in range(2)]
 
     assert victim.faults.committed == committed + 1
-    assert [answered["choices"][0]["text"] for answered in answers] == [answer(PROMPT, 24)] * 2
+    assert [answered["choices"][0]["text"] for answered in answers] == [answer(PROMPT, 12)] * 2
     assert [answered["usage"]["prompt_tokens"] for answered in answers] == [len(ids_of(PROMPT))] * 2
