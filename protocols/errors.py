@@ -6,6 +6,7 @@
     │   ├── ModelNotFound         404
     │   ├── NotFound              404  unknown route
     │   ├── MethodNotAllowed      405
+    │   ├── BodyTooSlow           408  the request's body did not come
     │   ├── BodyTooLarge          413
     │   └── UnsupportedMediaType  415
     ├── Unavailable               503  nobody can take it now; Retry-After
@@ -87,6 +88,10 @@ class NotFound(InvalidRequest):
 
 class MethodNotAllowed(InvalidRequest):
     status = 405
+
+
+class BodyTooSlow(InvalidRequest):
+    status = 408
 
 
 class BodyTooLarge(InvalidRequest):

@@ -17,6 +17,7 @@ from app.api.identity import PROCESSING_MS, request_id_of
 from app.responses import ClientWatch, Headers, Receive, Send, send_error
 from pipeline.context import RequestContext
 from protocols.errors import (
+    BodyTooSlow,
     ClientGone,
     GatewayError,
     InternalError,
@@ -143,7 +144,12 @@ class Call(ABC):
 
     async def _body(self) -> bytes:
         """The request's whole body, within the gateway's limits."""
-        return await self._gateway.bodies.read(self._headers, self._receive)
+        limit_s = self._gateway.settings.server.request_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._gateway.bodies.read(self._headers, self._receive)
+        except TimeoutError as error:
+            raise BodyTooSlow(f"The request's body did not come within {limit_s:g} s.") from error
 
     def _answer_headers(self) -> Headers:
         """What every answer carries, as known now."""

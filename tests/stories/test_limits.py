@@ -128,6 +128,17 @@ def test_a_whole_answer_past_its_deadline_is_a_504(open_house: OpenHouse, pace: 
     assert assert_envelope(reply, 504)["code"] == "deadline_exceeded"
 
 
+def test_a_body_that_does_not_come_is_not_waited_for_for_ever(open_house: OpenHouse) -> None:
+    house = open_house(solo("vllm"), server={"request_timeout_s": 0.2})
+    wire = house.wire()
+    wire.send(request_bytes("POST", PATH, None, {**JSON, "content-length": "100"}) + b"{")
+
+    reply = wire.reply()
+
+    assert_envelope(reply, 408)
+    assert_plain_headers(reply)
+
+
 def test_a_stream_past_its_deadline_ends_by_an_error(open_house: OpenHouse) -> None:
     house = open_house(solo("vllm", pace=Pace(ttft_s=0.0, decode_s=0.02)), server={"request_timeout_s": 0.3})
     wire = house.wire()
