@@ -300,6 +300,7 @@ class House:
             "bodies": gateway.bodies.bytes,
             "requests": gateway.bodies.requests,
             "ticker watches": len(gateway.ticker),
+            "tasks of requests": sum(map(_of_a_request, asyncio.all_tasks())),
         }
         counted |= {gauge: self._count(gauge, {}) for gauge in ("inflight", "waiting")}
         yield from (f"{name} {count}" for name, count in counted.items() if count)
@@ -312,6 +313,12 @@ async def _eventually(true: Callable[[], Any], within_s: float) -> float:
             raise AssertionError(f"not within {within_s} s")
         await asyncio.sleep(0.003)
     return time.monotonic() - began
+
+
+def _of_a_request(task: asyncio.Task[Any]) -> bool:
+    """Was the task made for a request, by the server or on its way down?"""
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and ("/pipeline/" in code.co_filename or code.co_name == "run_asgi")
 
 
 def _told(context: Mapping[str, Any]) -> str:
