@@ -166,7 +166,7 @@ class House:
     def _settings(self) -> Settings:
         models = [dict(model) for model in self._outside]
         for model in self.models:
-            workers = [simulator.worker_kwargs for simulator in self.fleet.select(model=model.name)]
+            workers = [simulator.worker_kwargs for simulator in self.workers(model.name)]
             path = {} if model.engine == "openai" else {"path": str(DEMO_MODEL)}
             models.append({"name": model.name, **path, "workers": workers, **model.settings})
         server = {"port": 0, "shutdown_timeout_s": 1.0, **self._sections.get("server", {})}
@@ -230,7 +230,15 @@ class House:
             raise
 
     def workers(self, model: str, role: str | None = None) -> list[Simulator]:
-        return self.fleet.select(model=model, role=role)
+        """A model's workers, whatever they call it."""
+        first = 0
+        for hosted in self.models:
+            count = len(hosted.roles)
+            if hosted.name == model:
+                found = self.fleet.simulators[first : first + count]
+                return [simulator for simulator in found if role in (None, simulator.options.role)]
+            first += count
+        raise KeyError(model)
 
     def by_id(self, worker_id: str | int) -> Simulator:
         """The worker that an explanation names."""
