@@ -131,7 +131,7 @@ class EngineServer(Process):
         self.url = f"http://127.0.0.1:{self.port}"
         command = [str(HERE / "start_engine.sh"), engine, role, str(self.port), str(side_port), *options]
         places = {name: value for name, value in os.environ.items() if name.startswith("TANDEM_REAL_")}
-        super().__init__(name, command, nice=int(os.environ.get("TANDEM_REAL_NICE", "10")), environment=places)
+        super().__init__(name, command, nice=int(os.environ.get("TANDEM_REAL_NICE", "0")), environment=places)
         self.sdk = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S)
 
     @property
@@ -155,10 +155,7 @@ class EngineServer(Process):
 
     def metric(self, family: str, **labels: str) -> float:
         """The sum of a family's series that have these labels; 0 where there is none."""
-        page = httpx.get(f"{self.url}/metrics", timeout=30).text
-        series = re.findall(rf"^{re.escape(family)}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
-        wanted = [f'{name}="{value}"' for name, value in labels.items()]
-        return sum(float(value) for told, value in series if all(label in told for label in wanted))
+        return summed(httpx.get(f"{self.url}/metrics", timeout=30).text, family, labels)
 
     def busy(self) -> float:
         """Requests that it still has anything of, and the part of its blocks that is kept for them; 0 at rest."""
@@ -208,10 +205,16 @@ class GatewayServer(Process):
 
         eventually(all_up, 60)
 
-    def count(self, family: str) -> float:
-        """The sum of one of its own metrics' series."""
-        page = self.http.get("/metrics").text
-        return sum(float(value) for value in re.findall(rf"^{family}(?:\{{.*\}})? (\S+)$", page, re.MULTILINE))
+    def count(self, family: str, **labels: str) -> float:
+        """The same of its own metrics."""
+        return summed(self.http.get("/metrics").text, family, labels)
+
+
+def summed(page: str, family: str, labels: Mapping[str, str]) -> float:
+    """The sum, on a page of Prometheus metrics, of a family's series that have these labels."""
+    series = re.findall(rf"^{re.escape(family)}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
+    wanted = [f'{name}="{value}"' for name, value in labels.items()]
+    return sum(float(value) for told, value in series if all(label in told for label in wanted))
 
 
 def _group(leader: int) -> list[int]:

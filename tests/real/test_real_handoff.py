@@ -17,6 +17,7 @@ VLLM_PAIRS = ("vllm-pair", "vllm-pair-completions")
 KV_BYTES = 30 * 2 * 3 * 64 * 4
 """Per token: layers, keys and values, heads, their size, float32."""
 BLOCK = 32
+OUTCOMES = ("remote", "local", "failed", "tail_cut")
 AT_REST_S = 2.0
 
 
@@ -78,6 +79,20 @@ def test_sglang_sends_every_token_of_the_prompt(fleet: Fleet, gateway: GatewaySe
     moved = {name: value - before[name] for name, value in counts().items()}
     assert moved["MB"] == pytest.approx(known.long_tokens * KV_BYTES / 2**20, rel=0.01)
     assert moved["prefill batches of decode"] == 0
+
+
+@on(*PAIRS)
+def test_prefill_has_ended_well_when_the_answer_ends(fleet: Fleet, gateway: GatewayServer) -> None:
+    def outcomes() -> dict[str, float]:
+        return {outcome: gateway.count("tandem_prefills_total", outcome=outcome) for outcome in OUTCOMES}
+
+    before = outcomes()
+    gateway.sdk.completions.create(**salted())
+
+    assert {name: value - before[name] for name, value in outcomes().items()} == {
+        **dict.fromkeys(OUTCOMES, 0),
+        "remote": 1,
+    }
 
 
 @on(*PAIRS)
