@@ -18,8 +18,9 @@ from workers.exchange import push
 class Detokenizer:
     """Decodes one attempt. A fresh decoder each time, seeded by the request's checkpoint.
 
-    The ending (the output with the finish reason) goes up after the call below has come back. When our own stop ended
-    the text and the read that held it did not hold the engine's finish too, the reply below is cut by `Enough`.
+    The ending (the output with the finish reason) goes up after the call below has come back, and what the same read
+    brought goes up with it: one write to the client less. When our own stop ended the text and the read that held it
+    did not hold the engine's finish too, the reply below is cut by `Enough`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -34,6 +35,7 @@ class Detokenizer:
     ) -> None:
         decoder = Decoder(self._tokenizer, request)
         ending: LLMEngineOutput | None = None
+        last: list[BackendOutput] = []
 
         def observe(outputs: Sequence[LLMEngineOutput]) -> None:
             nonlocal ending
@@ -43,9 +45,12 @@ class Detokenizer:
                     ending = output
                 elif not decoder.stopped:
                     shown.append(decoder.feed(output))
+            if ending is not None:
+                last.extend(shown)
+                return
             if shown:
                 sink(shown)
-            if decoder.stopped and ending is None:
+            if decoder.stopped:
                 raise Enough(decoder, takes_ending=True)
 
         try:
@@ -60,7 +65,8 @@ class Detokenizer:
             raise
         if not decoder.stopped:
             raise_if_failed(ending)
-        push(sink, [decoder.ending(ending)])
+        last.append(decoder.ending(ending))
+        push(sink, last)
 
     def length_ending(self, request: PreprocessedRequest) -> BackendOutput:
         """The ending of an attempt that has nothing left to generate: what was withheld, finish length."""

@@ -374,3 +374,18 @@ def _two(downstream: Service[Any, Any]) -> Service[Any, Any]:
         await choices(Prepared(COMPLETION, tuple(prompts), form()), context, sink)
 
     return asked
+
+
+# ---- what goes up together
+
+
+@pytest.mark.parametrize(("finish_alone", "batches"), [(True, 3), (False, 2)])
+async def test_the_last_tokens_go_up_with_the_ending_that_came_with_them(
+    rig: Rig, finish_alone: bool, batches: int
+) -> None:
+    engine = SteadyEngine(b"ab", finish_alone=finish_alone)
+    asked = rig.ask(service=link(Detokenizer(byte_level()), engine))
+
+    await asked.ends()
+
+    assert (asked.sink.text, asked.sink.batches) == ("ab", batches)
