@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from protocols.errors import InvalidRequest
 from text.byte_level import byte_fallback, is_byte_level
 from text.decode_stream import DecodeStream
-from text.fast_encoder import Encode, fast_encoder
+from text.fast_encoder import Encode, fast_definition, fast_encoder
 from text.token_texts import ByteTexts, TokenTexts, WindowTexts
 
 _TRIAL_TOKENS = 64
@@ -41,7 +41,9 @@ class Tokenizer:
         self.vocab_size = max(tokens.values()) + 1
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         trial = [token.content for token in added.values()][:_TRIAL_TOKENS]
-        self._fast = fast_encoder(definition, self._encode_by_hf, trial) if fast else None
+        self._fast: Encode | None = None
+        if fast:
+            self._fast = fast_encoder(fast_definition(definition, self._hf), self._encode_by_hf, trial)
         self._encode: Encode = self._fast or self._encode_by_hf
         # As it stands in tokenizer.json; to read it there, the whole vocabulary would be unfolded.
         decoder = orjson.loads(self._hf.decoder.__getstate__()) if self._hf.decoder is not None else None

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import orjson
 import pytest
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers import pre_tokenizers
 
 from protocols.errors import InvalidRequest
 from tests.text import small_tokenizers
-from text.fast_encoder import SAMPLES
+from text.fast_encoder import SAMPLES, fast_definition
 from text.tokenizer import Tokenizer
 
 BYTE_LEVEL = small_tokenizers.byte_level()
@@ -142,6 +144,40 @@ def test_an_encoder_that_cannot_read_the_file_is_not_used(monkeypatch: pytest.Mo
 
     monkeypatch.setitem(sys.modules, "fastokens", Backend(encode))
     assert not Tokenizer(definition(BYTE_LEVEL)).fast
+
+
+def byte_level_by_itself(*, add_prefix_space: bool) -> HfTokenizer:
+    """The words of GPT-2, named by `use_regex` alone."""
+    hf = HfTokenizer.from_buffer(definition(BYTE_LEVEL))
+    step = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=True)
+    hf.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), step])
+    return hf
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_a_pattern_that_is_spelled_out_splits_as_the_step_that_only_names_it(text: str) -> None:
+    hf = byte_level_by_itself(add_prefix_space=False)
+
+    spelled = HfTokenizer.from_buffer(fast_definition(hf.to_str().encode(), hf))
+
+    assert b'"Split"' in spelled.pre_tokenizer.__getstate__()
+    assert spelled.encode(text, add_special_tokens=False).ids == hf.encode(text, add_special_tokens=False).ids
+
+
+def test_spelling_the_pattern_out_leaves_the_reference_as_it_was() -> None:
+    hf = byte_level_by_itself(add_prefix_space=False)
+    before = hf.to_str()
+
+    fast_definition(before.encode(), hf)
+
+    assert hf.to_str() == before
+
+
+def test_what_puts_a_blank_before_each_piece_is_read_as_it_stands() -> None:
+    hf = byte_level_by_itself(add_prefix_space=True)
+    given = hf.to_str().encode()
+
+    assert fast_definition(given, hf) == given
 
 
 def test_without_the_optional_encoder_the_reference_serves(monkeypatch: pytest.MonkeyPatch) -> None:
