@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.context import RequestContext
 from pipeline.service import Service, Sink
+from protocols.errors import InvalidRequest
 from protocols.model_card import ModelCard
 from protocols.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from protocols.openai_errors import invalid
@@ -113,10 +114,13 @@ class Preprocessor:
         downstream: Service[PreprocessedRequest, BackendOutput],
     ) -> None:
         requests = list(_choices(prepared))
-        if len(requests) == 1:
-            await downstream(requests[0], context, lambda outputs: sink([ChoiceOutputs(0, outputs)]))
-            return
-        await _together(requests, context, sink, downstream)
+        try:
+            if len(requests) == 1:
+                await downstream(requests[0], context, lambda outputs: sink([ChoiceOutputs(0, outputs)]))
+                return
+            await _together(requests, context, sink, downstream)
+        except InvalidRequest as error:
+            raise _as_asked(error, prepared.form) from error.__cause__
 
     # ---- text to ids
 
@@ -236,6 +240,14 @@ def merged_hints(body: RoutingHints | None, headers: RoutingHints | None) -> Rou
         return headers or body
     said = {name: value for name in body.__slots__ if (value := getattr(headers, name)) is not None}
     return replace(body, **said)
+
+
+def _as_asked(error: InvalidRequest, form: AnswerForm) -> InvalidRequest:
+    """A refusal of the prompt's logprobs, named as the client asked for them."""
+    if error.param != "prompt_logprobs" or form.prompt_logprobs:
+        return error
+    words = error.message.replace("'prompt_logprobs'", "prompt_logprobs")
+    return InvalidRequest(words.replace("prompt_logprobs", "'echo' with 'logprobs'"), param="echo")
 
 
 def _choices(prepared: Prepared) -> Sequence[PreprocessedRequest]:

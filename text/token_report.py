@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from protocols.errors import ProtocolViolation
+from protocols.errors import InvalidRequest, ProtocolViolation
 from protocols.outputs import BackendOutput, FinishKind, PromptLogprobs, prompt_logprobs_of
 from protocols.wire import WireError
 from text.alignment import Alignment, TokenLogprob
@@ -47,7 +47,7 @@ class TokenReport:
         if self._form.logprobs is None:
             return
         if self._echo:
-            self.entries += prompt_tokens_of(self._prompt, self._prompt_logprobs, self._form.token_bytes)
+            self.entries += prompt_tokens_of(self._prompt, self._told_of_prompt(), self._form.token_bytes)
             self._echo = False
         if ending is None:
             self.entries += self._alignment.take(text)
@@ -60,8 +60,19 @@ class TokenReport:
         if self._form.token_ids:
             members["prompt_token_ids"] = list(self._prompt.token_ids)
         if self._form.prompt_logprobs:
-            members["prompt_logprobs"] = prompt_logprobs_json(self._prompt_logprobs)
+            members["prompt_logprobs"] = prompt_logprobs_json(self._told_of_prompt())
         return members
+
+    def _told_of_prompt(self) -> PromptLogprobs:
+        """The engine's numbers; nulls in their place would be a lie. Raises InvalidRequest where it sent none."""
+        if self._prompt_logprobs is None:
+            asked = "prompt_logprobs" if self._form.prompt_logprobs else "echo"
+            words = "'prompt_logprobs'" if self._form.prompt_logprobs else "'echo' with 'logprobs'"
+            raise InvalidRequest(
+                f"{words} is not supported by this model's engine: it told no log probabilities of the prompt",
+                param=asked,
+            )
+        return self._prompt_logprobs
 
     def _keeps_rest(self, ending: BackendOutput) -> bool:
         if isinstance(ending.stop_reason, str):

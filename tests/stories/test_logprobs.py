@@ -85,7 +85,39 @@ def test_an_engine_that_cannot_tell_of_the_prompt_is_not_asked_to(house: House, 
 
     reply = house.http.post("/v1/completions", json=body)
 
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt_logprobs")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "echo")
+    assert error["message"] == "'echo' with 'logprobs' is not supported by this model's engine (trtllm)"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_asked_of_the_prompt_by_its_own_name_is_refused_by_it(house: House, stream: bool) -> None:
+    body = {"model": "pair-trtllm", "prompt": PROMPT, "prompt_logprobs": 1, "stream": stream}
+
+    error = house.http.post("/v1/completions", json=body).json()["error"]
+
+    assert error["param"] == "prompt_logprobs"
+    assert "trtllm" in error["message"]
+
+
+@pytest.mark.parametrize("model", ["pair-native", "solo-native"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"echo": True, "logprobs": 0, "max_tokens": 0}, "echo"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+def test_logprobs_of_the_prompt_that_an_engine_did_not_tell_are_no_nulls(
+    house: House, model: str, stream: bool, asked: dict[str, Any], param: str
+) -> None:
+    reply = house.http.post("/v1/completions", json={"model": model, "prompt": PROMPT, "stream": stream, **asked})
+
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert f"'{param}'" in error["message"]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -1,12 +1,13 @@
 """The unary answer says what the stream says, in one body."""
 
 import json
+from dataclasses import replace
 
 import httpx
 import openai
 import pytest
 
-from protocols.errors import EngineAborted, EngineFailure, InternalError
+from protocols.errors import EngineAborted, EngineFailure, InternalError, InvalidRequest
 from protocols.openai import parse_chat, parse_completion
 from protocols.outputs import BackendOutput, FinishReason
 from tests.text.answers import (
@@ -220,14 +221,31 @@ def test_a_completions_body_says_what_its_stream_says():
     shape = form(logprobs=1, prompts=(PROMPT,), echo=True)
     renderer = StreamRenderer.completion(shape, UsageCount([10]))
 
-    chunks = completion_chunks(b"".join(renderer.feed(0, read) for read in READS) + renderer.end())
-    choice = completion_body(shape, *((0, read) for read in READS))["choices"][0]
+    reads = [[replace(READS[0][0], engine_data=PROMPT_LOGPROBS)], *READS[1:]]
+
+    chunks = completion_chunks(b"".join(renderer.feed(0, read) for read in reads) + renderer.end())
+    choice = completion_body(shape, *((0, read) for read in reads))["choices"][0]
 
     assert choice["text"] == texts(chunks)
     assert choice["logprobs"] == {
         member: _joined(chunks, lambda c, member=member: (c["logprobs"] or {}).get(member, []))
         for member in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"), [({"echo": True, "logprobs": 1}, "echo"), ({"prompt_logprobs": True}, "prompt_logprobs")]
+)
+def test_logprobs_of_the_prompt_that_nobody_told_are_refused_streamed_and_whole(asked, param):
+    shape = form(prompts=(PROMPT,), **asked)
+    renderer = StreamRenderer.completion(shape, UsageCount([10]))
+
+    with pytest.raises(InvalidRequest, match=f"'{param}'.* told no log probabilities") as streamed:
+        renderer.feed(0, READS[1])
+    with pytest.raises(InvalidRequest, match=f"'{param}'.* told no log probabilities") as whole:
+        completion_body(shape, *((0, read) for read in READS[1:]))
+
+    assert (streamed.value.param, whole.value.param) == (param, param)
 
 
 def _joined(chunks, part):
