@@ -6,6 +6,7 @@ endpoint, so that no middleware stands between a token and its socket.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,16 @@ from app.api.status import status_routes
 from app.api.tokenization import DetokenizeCall, TokenizeCall
 from app.responses import Receive, Send, send_error
 from app.version import VERSION
-from protocols.errors import GatewayError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
+from protocols.errors import ClientGone, GatewayError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
 
 if TYPE_CHECKING:
     from app.gateway import Gateway
 
+log = logging.getLogger(__name__)
+
 _SHOWN_CHARS = 256
+_POSTED_METHODS = b"OPTIONS, POST"
+_ALL_METHODS = b"GET, HEAD, OPTIONS, POST"
 
 Asgi = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
 
@@ -49,19 +54,42 @@ def build_front(gateway: Gateway) -> Asgi:
     rest = _build_app(gateway)
 
     async def front(scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await rest(scope, receive, send)
-            return
-        method = scope["method"]
-        endpoint = posted.get(scope["path"])
+        method, path = scope["method"], scope["path"]
+        endpoint = posted.get(path)
         if endpoint is None:
-            await rest({**scope, "method": "GET"} if method == "HEAD" else scope, receive, _with_id(scope, send))
+            if method == "OPTIONS" and path == "*":
+                await _allowed(scope, send, _ALL_METHODS)
+            else:
+                await _look(rest, scope, receive, send)
         elif method == "POST":
             await endpoint(scope, receive, send)
+        elif method == "OPTIONS":
+            await _allowed(scope, send, _POSTED_METHODS)
         else:
-            await _not_posted(scope, send)
+            headers = [(b"allow", _POSTED_METHODS), (b"x-request-id", request_id_of(scope["headers"]))]
+            await send_error(send, MethodNotAllowed(f"{method} is not allowed here; use POST."), headers)
 
     return front
+
+
+async def _allowed(scope: dict[str, Any], send: Send, methods: bytes) -> None:
+    """The answer to OPTIONS."""
+    headers = [(b"allow", methods), (b"x-request-id", request_id_of(scope["headers"]))]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _look(rest: Asgi, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    """FastAPI's part. It hands on what it could not answer, after it has told the client."""
+    request_id = request_id_of(scope["headers"])
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    asked = {**scope, "method": method, "request_id": request_id.decode()}
+    try:
+        await rest(asked, receive, _with_id(request_id, send))
+    except ClientGone:
+        """Nobody is left to be told."""
+    except Exception as error:
+        log.error("request %s failed by our own fault", request_id.decode(), exc_info=error)
 
 
 def _build_app(gateway: Gateway) -> FastAPI:
@@ -84,62 +112,51 @@ def _build_app(gateway: Gateway) -> FastAPI:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
-        return _envelope(InvalidRequest(str(error.errors()[0].get("msg", "invalid request"))))
+        return _envelope(request, InvalidRequest(str(error.errors()[0].get("msg", "invalid request"))))
     assert isinstance(error, HTTPException)
     shown = f"{request.method} {request.url.path[:_SHOWN_CHARS]}"
     if error.status_code == 404:
-        return _envelope(NotFound(f"There is nothing at {shown}."))
+        return _envelope(request, NotFound(f"There is nothing at {shown}."))
     if error.status_code == 405:
-        return _wrong_method(request.method, shown, (error.headers or {}).get("Allow", ""))
-    return _envelope(InvalidRequest(str(error.detail)), error.status_code)
+        return _wrong_method(request, shown, (error.headers or {}).get("Allow", ""))
+    return _envelope(request, InvalidRequest(str(error.detail)), error.status_code)
 
 
-def _wrong_method(method: str, shown: str, allowed: str) -> Response:
+def _wrong_method(request: Request, shown: str, allowed: str) -> Response:
     """`allowed`: the route's own methods. HEAD and OPTIONS are added, which every route answers."""
     methods = {"OPTIONS", *(name.strip() for name in allowed.split(","))}
     if "GET" in methods:
         methods.add("HEAD")
     allow = {"allow": ", ".join(sorted(methods))}
-    if method == "OPTIONS":
+    if request.method == "OPTIONS":
         return Response(status_code=204, headers=allow)
-    response = _envelope(MethodNotAllowed(f"{shown} is not allowed."))
+    response = _envelope(request, MethodNotAllowed(f"{shown} is not allowed."))
     response.headers.update(allow)
     return response
 
 
 async def _gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
-    return _envelope(error)
+    return _envelope(request, error)
 
 
-def _envelope(error: GatewayError, status: int | None = None) -> Response:
-
+def _envelope(request: Request, error: GatewayError, status: int | None = None) -> Response:
     headers = {} if error.retry_after is None else {"retry-after": str(max(1, round(error.retry_after)))}
-    return Response(orjson.dumps(error.envelope()), status or error.status, headers, "application/json")
+    body = orjson.dumps(error.envelope(request.scope["request_id"]))
+    return Response(body, status or error.status, headers, "application/json")
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:
-    """The server logs it; the client is told no more than that."""
-    return _envelope(InternalError("The gateway failed to answer; see its log for this request id."))
-
-
-async def _not_posted(scope: dict[str, Any], send: Send) -> None:
-    """Answers another method than POST at a path that is only posted to."""
-    headers = [(b"allow", b"OPTIONS, POST"), (b"x-request-id", request_id_of(scope["headers"]))]
-    method = scope["method"]
-    if method == "OPTIONS":
-        await send({"type": "http.response.start", "status": 204, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
-    else:
-        await send_error(send, MethodNotAllowed(f"{method} is not allowed here; use POST."), headers)
+    """The error itself is logged by `_look`."""
+    return _envelope(request, InternalError(repr(error)))
 
 
 # ---- every response carries a request id
 
 
-def _with_id(scope: dict[str, Any], send: Send) -> Send:
+def _with_id(request_id: bytes, send: Send) -> Send:
     """Puts the request's id and the time it took on the response."""
-    request_id, began_at = request_id_of(scope["headers"]), time.monotonic()
+    began_at = time.monotonic()
 
     async def named(message: Any) -> None:
         if message["type"] == "http.response.start":

@@ -1,8 +1,8 @@
 """The client's side of one answer: `ClientWatch` notices that the client has left, `EventStream` writes the stream.
 
-Written for uvicorn (its `send` waits only while the transport's buffer is full, its `receive` waits for the client).
-Both coroutines are driven by hand: a chunk is on its way to the socket when `write` returns, without a task or a
-future, and a task is made only when the server really has to wait.
+Written for `app.http_protocol`: its `send` waits only while the transport's buffer is full and raises when the client
+is gone, its `receive` waits for the client. Both coroutines are driven by hand: a chunk is on its way to the socket
+when `write` returns, without a task or a future, and a task is made only when the server really has to wait.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 import orjson
 
-from app.server import corked, transport_of
 from pipeline.context import Flow
 from pipeline.ticker import Ticker
-from protocols.errors import GatewayError
+from protocols.errors import ClientGone, GatewayError
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -74,15 +73,14 @@ class StreamLimits(Protocol):
 
     first_byte_hold_s: float
     ping_interval_s: float
-    write_timeout_s: float
 
 
 class EventStream:
     """A Server-Sent Events response, held back until its first bytes.
 
     Until then the status is still open (`started` is False) and a failure keeps its own; after `first_byte_hold_s` the
-    200 is committed and the stream kept alive by comments. A client that reads too slowly pauses `flow`; one that takes
-    nothing for `write_timeout_s` is dropped by `drop`.
+    200 is committed and the stream kept alive by comments. A client that reads too slowly pauses `flow`. `drop` is
+    called when the client turns out to be gone; for how long it may take nothing is the connection's affair.
     """
 
     def __init__(
@@ -103,7 +101,6 @@ class EventStream:
         self._drop = drop
         self._pending: list[Message] = []
         self._waiting: asyncio.Task[None] | None = None
-        self._waiting_since = 0.0
         self.started = False
         self._wrote = False
         """Since the last tick; the clock is not asked for every token."""
@@ -119,7 +116,7 @@ class EventStream:
             self._put({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, tail: bytes = b"") -> None:
-        """`tail` is the last that comes: returns when the server has taken everything. The write timeout goes on."""
+        """`tail` is the last that comes: returns when the server has taken everything, or the client is gone."""
         if self._ended:
             return
         self._complete = True
@@ -129,11 +126,9 @@ class EventStream:
         self.close()
 
     def _put(self, message: Message) -> None:
-        if self.started:
-            self._push(message)
-            return
-        with corked(self._send):
+        if not self.started:
             self._start()
+        if not self._ended:
             self._push(message)
 
     def close(self) -> None:
@@ -146,13 +141,12 @@ class EventStream:
 
     def tick(self, now: float) -> None:
         if self._waiting is not None:
-            if now - self._waiting_since > self._limits.write_timeout_s:
-                self.close()
-                abort_connection(self._send)
-                self._drop()
-        elif not self.started:
+            return
+        if not self.started:
             if now - self._opened_at > self._limits.first_byte_hold_s:
                 self._start()
+                # A head waits for its body's first piece, be it empty.
+                self._push({"type": "http.response.body", "body": b"", "more_body": True})
                 self._wrote_at = now
         elif self._wrote:
             self._wrote = False
@@ -176,7 +170,9 @@ class EventStream:
             waiting = step.send(None)
         except StopIteration:
             return
-        self._waiting_since = time.monotonic()
+        except ClientGone:
+            self._gone()
+            return
         self._flow.pause()
         self._waiting = asyncio.get_running_loop().create_task(self._finish(step, waiting))
         self._waiting.add_done_callback(self._written)
@@ -194,7 +190,6 @@ class EventStream:
             except StopIteration:
                 break
         while self._pending:
-            self._waiting_since = time.monotonic()
             await self._send(self._joined())
 
     def _written(self, task: asyncio.Task[None]) -> None:
@@ -202,13 +197,16 @@ class EventStream:
         if task.cancelled() or self._ended:
             return
         if task.exception() is not None:
-            # An exception from `send` means that the client has left.
-            self.close()
-            self._drop()
+            self._gone()
         elif self._pending:
             self._push(self._joined())
         if self._waiting is None:
             self._flow.resume()
+
+    def _gone(self) -> None:
+        """An exception from `send` means that the client has left."""
+        self.close()
+        self._drop()
 
     def _joined(self) -> Message:
         """What has joined, as one message."""
@@ -216,28 +214,21 @@ class EventStream:
         return {**joined[-1], "body": b"".join([message["body"] for message in joined])}
 
 
-def abort_connection(send: Send) -> None:
-    """Drops a client that takes nothing."""
-    transport = transport_of(send)
-    if transport is not None:
-        transport.abort()
-
-
 async def send_json(send: Send, status: int, body: bytes, headers: Headers) -> None:
     """A whole JSON response."""
     own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    with corked(send):
-        await send({"type": "http.response.start", "status": status, "headers": own + headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+    await send({"type": "http.response.start", "status": status, "headers": own + headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def send_error(send: Send, error: GatewayError, headers: Headers, *, status: int | None = None) -> None:
-    """An error in OpenAI's envelope, with Retry-After where the error knows one."""
+    """An error in OpenAI's envelope, with Retry-After where the error knows one. `headers` name the request's id."""
     if error.retry_after is not None:
         headers = [*headers, (b"retry-after", f"{max(1, round(error.retry_after))}".encode())]
-    await send_json(send, status or error.status, orjson.dumps(error.envelope()), headers)
+    request_id = next((value for name, value in headers if name == b"x-request-id"), b"").decode()
+    await send_json(send, status or error.status, orjson.dumps(error.envelope(request_id)), headers)
 
 
-def error_event(error: GatewayError) -> bytes:
+def error_event(error: GatewayError, request_id: str) -> bytes:
     """An error inside a stream whose 200 is out: the last event, after which nothing follows."""
-    return b"data: " + orjson.dumps(error.envelope()) + b"\n\n"
+    return b"data: " + orjson.dumps(error.envelope(request_id)) + b"\n\n"

@@ -39,6 +39,11 @@ _TOO_LONG_WORDS = (
     "prompt is too long",
 )
 _BUSY = frozenset({429, 503, 529})
+_OURS = frozenset({401, 402, 403, 404, 405, 407, 415})
+_KEY_KINDS = frozenset(
+    {"authentication_error", "permission_error", "invalid_api_key", "insufficient_quota", "account_deactivated"}
+)
+"""Types and codes that speak of the key that the gateway sent, not of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,10 @@ class ErrorBody:
     type: str | None = None
     param: str | None = None
     code: str | int | None = None
+
+    def about_our_key(self) -> bool:
+        """Whether it speaks of the gateway's own credentials or account, whatever its status."""
+        return self.type in _KEY_KINDS or self.code in _KEY_KINDS
 
     def too_long(self) -> bool:
         """Whether it speaks of a prompt, or prompt and answer, that does not fit the context."""
@@ -89,13 +98,13 @@ def error_value(value: Any) -> ErrorBody:
 def http_error(status: int, error: ErrorBody) -> GatewayError:
     """What a refusal by `status` means where the engine has no peculiarity of its own.
 
-    400 and its like are the client's fault; 401, 403, 404 and 405 ours (a key, a route or a name that this worker does
+    400 and its like are the client's fault; 401 to 405 ours (a key, an account, a route or a name that this worker does
     not know); 429, 503 and 529 nobody's; all else the worker's.
     """
     words = error.message
     if status in _BUSY:
         return WorkerBusy(words, worker_status=status)
-    if status in (401, 403, 404, 405, 407, 415):
+    if status in _OURS or (status == 400 and error.about_our_key()):
         return WorkerMisconfigured(f"the worker answered {status}: {words}", worker_status=status)
     if status == 413:
         return BodyTooLarge(words, param=error.param)
@@ -112,6 +121,8 @@ def event_error(error: ErrorBody) -> GatewayError:
     status = _status(error.code)
     if status is not None and 400 <= status < 600:
         return http_error(status, error)
+    if error.about_our_key():
+        return WorkerMisconfigured(f"the worker refuses our key: {error.message}")
     if error.code == "context_length_exceeded":
         return ContextLengthExceeded(error.message, param=error.param)
     if error.type == "invalid_request_error":

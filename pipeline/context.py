@@ -11,7 +11,7 @@ from typing import Protocol
 
 from engines.base import AttemptIds
 from pipeline.background import Background
-from protocols.errors import GatewayError, NoAvailableWorkers, Overloaded, WorkerBusy
+from protocols.errors import GatewayError, NoAvailableWorkers, Overloaded, WorkerBusy, WorkerMisconfigured
 from protocols.worker import Leg
 from routers.base import Choice
 from telemetry.tracker import RequestTracker
@@ -107,14 +107,19 @@ class MigrationState:
         return self._last_error
 
     def exhausted_error(self) -> GatewayError | None:
-        """Which kind of nothing is left: all overloaded, or none untried. None when nothing failed yet."""
-        if self._last_error is None:
-            return None
+        """Which kind of nothing is left: all overloaded, or none untried. None when nothing failed yet.
+
+        Workers that refuse what we send will not take it later either: that failure is told as it is.
+        """
+        if self._last_error is None or isinstance(self._last_error, WorkerMisconfigured):
+            return self._last_error
         if isinstance(self._last_error, (WorkerBusy, Overloaded)):
             return Overloaded("all eligible workers rejected the request as overloaded")
-        return NoAvailableWorkers(
+        exhausted = NoAvailableWorkers(
             f"no untried eligible worker remains after migration; the last failure was: {self._last_error.message}"
         )
+        exhausted.told = f"No worker is left to try. {self._last_error.told or ''}".rstrip()
+        return exhausted
 
     def store_lifecycle(self, lifecycle: Lifecycle) -> Lifecycle | None:
         """Keeps it for the next attempt. Returns the unclaimed one that it replaces, if any."""

@@ -201,7 +201,7 @@ class Migration(Generic[Output]):
         if replay.shown:
             return context.migration.last_error
         exhausted = context.migration.exhausted_error()
-        if exhausted is not None:
+        if isinstance(exhausted, Unavailable):
             exhausted.retry_after = error.retry_after
         return exhausted
 

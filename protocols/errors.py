@@ -8,7 +8,9 @@
     │   ├── MethodNotAllowed      405
     │   ├── BodyTooSlow           408  the request's body did not come
     │   ├── BodyTooLarge          413
-    │   └── UnsupportedMediaType  415
+    │   ├── RequestLineTooLong    414
+    │   ├── UnsupportedMediaType  415
+    │   └── HeadersTooLarge       431
     ├── Unavailable               503  nobody can take it now; Retry-After
     │   ├── NoAvailableWorkers         no ready worker, or none untried
     │   └── Overloaded                 every eligible worker refused as overloaded
@@ -45,11 +47,16 @@ class Blame(enum.Enum):
 
 
 class GatewayError(Exception):
-    """A failure that a client may be told of. `status`, `type` and `code` are those of OpenAI's error envelope."""
+    """A failure that a client may be told of. `status`, `type` and `code` are those of OpenAI's error envelope.
+
+    `message` is for the log and may name hosts and quote a worker. `told` is what the client is told instead, with the
+    request's id; None where the message is about the client's own request and is told as it is.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
+    told: str | None = None
     retryable: bool = False
     """Whether another attempt may go better; of the class, unless the place that an error came from says otherwise."""
 
@@ -59,9 +66,12 @@ class GatewayError(Exception):
         self.param = param
         self.retry_after = retry_after
 
-    def envelope(self) -> dict[str, Any]:
-        """OpenAI's error body: `{"error": {"message", "type", "param", "code"}}`."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+    def envelope(self, request_id: str) -> dict[str, Any]:
+        """OpenAI's error body: `{"error": {"message", "type", "param", "code"}}`, all that a client learns."""
+        message = self.message
+        if self.told is not None:
+            message = f"{self.told} The gateway's log says more of request {request_id}."
+        return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class InvalidRequest(GatewayError):
@@ -98,8 +108,16 @@ class BodyTooLarge(InvalidRequest):
     status = 413
 
 
+class RequestLineTooLong(InvalidRequest):
+    status = 414
+
+
 class UnsupportedMediaType(InvalidRequest):
     status = 415
+
+
+class HeadersTooLarge(InvalidRequest):
+    status = 431
 
 
 class Unavailable(GatewayError):
@@ -130,6 +148,7 @@ class DeadlineExceeded(GatewayError):
 
 class InternalError(GatewayError):
     code = "internal_error"
+    told = "The gateway failed to answer."
 
 
 class WorkerFailure(GatewayError):
@@ -141,6 +160,7 @@ class WorkerFailure(GatewayError):
 
     status = 502
     code: str | None = "worker_failed"  # type: ignore[misc]
+    told = "The worker failed."
     retryable = True
     blame: Blame = Blame.WORKER
 
@@ -169,39 +189,56 @@ class WorkerFailure(GatewayError):
 class CannotConnect(WorkerFailure):
     """The worker was never reached: no byte of the request left."""
 
+    told = "The worker could not be reached."
+
 
 class Disconnected(WorkerFailure):
     """The connection broke before the reply was complete."""
+
+    told = "The connection to the worker broke before its answer was complete."
 
 
 class ProtocolViolation(WorkerFailure):
     """The worker sent bytes that are not its protocol."""
 
+    told = "The worker's reply could not be read."
+
 
 class IncompleteReply(WorkerFailure):
     """The reply ended properly but without a finish, or without any output."""
+
+    told = "The worker's reply ended before its answer did."
 
 
 class WorkerBusy(WorkerFailure):
     """The worker refused before taking the request (429, 503). It cools down; it is not at fault."""
 
     blame = Blame.NOBODY
+    told = "The worker is overloaded."
 
 
 class EngineFailure(WorkerFailure):
     """The engine itself reported a failure: a 5xx, an error event, a failed KV transfer."""
 
+    told = "The worker's engine failed."
+
 
 class EngineAborted(WorkerFailure):
     """The engine ended the answer by "abort" though nobody here asked (a draining or restarting engine)."""
+
+    told = "The worker's engine gave the answer up."
 
 
 class WorkerSilent(WorkerFailure):
     """No first token, or no next token, within its deadline."""
 
+    told = "The worker sent nothing for too long."
+
 
 class WorkerMisconfigured(WorkerFailure):
     """The worker refuses our credentials or lacks a route that we need."""
+
+    told = "The worker does not take what the gateway sends it."
 
 
 class Enough(Exception):

@@ -7,6 +7,7 @@ leaving cancels it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -93,7 +94,8 @@ class Call(ABC):
             failure = await self._outcome()
             if failure is not None:
                 self.record.failed(failure)
-                await self._tell(failure)
+                with contextlib.suppress(ClientGone):
+                    await self._tell(failure)
         except ClientGone:
             self.record.cancelled()
         except asyncio.CancelledError:
@@ -129,7 +131,7 @@ class Call(ABC):
 
     def _own_fault(self, error: BaseException) -> InternalError:
         log.error("request %s failed by our own fault", self._request_id.decode(), exc_info=error)
-        return InternalError("The gateway failed to answer; see its log for this request id.")
+        return InternalError(repr(error))
 
     async def _tell(self, error: GatewayError) -> None:
         """Tells the client of a failure."""
@@ -168,6 +170,8 @@ class Call(ABC):
 
     def _leave(self) -> None:
         """The client is gone: the request's task ends where it stands."""
+        if self._client_gone:
+            return
         self._client_gone = True
         if self._task is not None:
             self._task.cancel()

@@ -97,7 +97,7 @@ class GenerationCall(ModelCall):
     async def _tell(self, error: GatewayError) -> None:
         """By its status while that is open; inside the stream, as its last event, once the 200 is out."""
         if self._events is not None and self._events.started:
-            await self._events.end(error_event(error))
+            await self._events.end(error_event(error, self._request_id.decode()))
         else:
             await self.refuse(error)
 

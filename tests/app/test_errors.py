@@ -10,7 +10,7 @@ import pytest
 
 from app.responses import error_event, send_error
 from protocols import errors
-from protocols.errors import GatewayError, InvalidRequest, NoAvailableWorkers, Unavailable, WorkerFailure
+from protocols.errors import GatewayError, InternalError, InvalidRequest, NoAvailableWorkers, Unavailable, WorkerFailure
 
 ABSTRACT = (GatewayError, Unavailable)
 
@@ -28,7 +28,9 @@ STATUSES = {
     "MethodNotAllowed": (405, "invalid_request_error", None),
     "BodyTooSlow": (408, "invalid_request_error", None),
     "BodyTooLarge": (413, "invalid_request_error", None),
+    "RequestLineTooLong": (414, "invalid_request_error", None),
     "UnsupportedMediaType": (415, "invalid_request_error", None),
+    "HeadersTooLarge": (431, "invalid_request_error", None),
     "NoAvailableWorkers": (503, "server_error", "no_available_workers"),
     "Overloaded": (503, "server_error", "overloaded"),
     "DeadlineExceeded": (504, "timeout_error", "deadline_exceeded"),
@@ -57,8 +59,33 @@ async def test_each_kind_of_failure_has_its_status_type_and_code(kind: type[Gate
 
     expected = (502, "server_error", "worker_failed") if issubclass(kind, WorkerFailure) else STATUSES[kind.__name__]
     assert (status, error["type"], error["code"]) == expected
-    assert (error["message"], error["param"]) == ("what happened", "prompt")
+    assert error["param"] == "prompt"
     assert headers["content-type"] == "application/json"
+
+
+OURS = [kind for kind in KINDS if issubclass(kind, WorkerFailure | InternalError)]
+"""What a client may not hear the reasons of."""
+WORDS = "connect 10.0.0.7:8000 refused: Bearer sk-1234 unauthorized"
+
+
+@pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
+async def test_what_is_not_the_clients_business_is_told_by_a_plain_sentence_and_the_requests_id(
+    kind: type[GatewayError],
+):
+    _, _, error = await told(kind(WORDS))
+    event = orjson.loads(error_event(kind(WORDS), "r")[6:])["error"]
+
+    assert error == event
+    assert not [word for word in WORDS.split() if word in error["message"].split()]
+    assert re.fullmatch(r"The [\w' ]+\. The gateway's log says more of request r\.", error["message"])
+    assert kind(WORDS).message == WORDS
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in OURS], ids=lambda kind: kind.__name__)
+async def test_what_is_said_of_the_request_itself_passes_on(kind: type[GatewayError]) -> None:
+    _, _, error = await told(kind("max_tokens is too large"))
+
+    assert error["message"] == "max_tokens is too large"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -73,7 +100,7 @@ def test_only_what_another_attempt_may_mend_is_retryable(kind: type[GatewayError
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_inside_a_stream_each_is_one_event(kind: type[GatewayError]) -> None:
-    event = error_event(kind('it said: "no"\n\nand left'))
+    event = error_event(kind('it said: "no"\n\nand left'), "r")
 
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")

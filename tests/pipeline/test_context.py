@@ -12,6 +12,7 @@ from protocols.errors import (
     NoAvailableWorkers,
     Overloaded,
     WorkerBusy,
+    WorkerMisconfigured,
 )
 from telemetry.tracker import RequestTracker
 
@@ -132,6 +133,16 @@ def test_exhaustion_tells_overloaded_from_gone() -> None:
     assert isinstance(gone, NoAvailableWorkers)
     assert gone.message.startswith("no untried eligible worker remains after migration")
     assert "it broke" in gone.message
+    assert "it broke" not in gone.envelope("r")["error"]["message"]
+
+
+def test_workers_that_refuse_our_key_are_not_a_lack_of_workers() -> None:
+    state = MigrationState()
+    refused = WorkerMisconfigured("the worker answered 401: Unauthorized")
+
+    state.record_failure(1, refused)
+
+    assert state.exhausted_error() is refused
 
 
 def test_a_lifecycle_is_handed_out_once() -> None:

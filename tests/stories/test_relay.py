@@ -242,4 +242,6 @@ def test_our_key_that_a_server_refuses_is_not_the_clients(open_house: OpenHouse)
 
     reply = asked_through(open_house, upstream, CHAT)
 
-    assert reply.status in (502, 503)
+    assert (reply.status, reply.json()["error"]["code"]) == (502, "worker_failed")
+    assert "key" not in reply.json()["error"]["message"]
+    assert reply.header("x-request-id") in reply.json()["error"]["message"]
