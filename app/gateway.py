@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import random
@@ -19,8 +20,9 @@ import uvicorn
 import uvloop
 
 from app.api.bodies import BodyBudget
+from app.http_protocol import HttpProtocol
 from app.main import build_front
-from app.server import HttpProtocol, Server
+from app.server import Server
 from app.settings import ModelSettings, Settings
 from engines import adapter_for
 from engines.base import EngineAdapter
@@ -308,13 +310,13 @@ def _server_config(gateway: Gateway) -> uvicorn.Config:
     server = gateway.settings.server
     return uvicorn.Config(
         build_front(gateway),
-        http=HttpProtocol,
+        http=functools.partial(HttpProtocol, limits=server),  # type: ignore[arg-type]  # it is only called
+        interface="asgi3",
+        ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
-        backlog=2048,
         proxy_headers=False,
-        timeout_keep_alive=int(server.keep_alive_s),
         timeout_graceful_shutdown=server.shutdown_timeout_s,  # type: ignore[arg-type]  # fractions work as well
     )

@@ -83,6 +83,10 @@ class ServerSettings(_Section):
     """Longest request body; beyond it 413."""
     max_body_bytes_in_flight: Count = 512 * 1024 * 1024
     """Bytes of all request bodies being read per process; beyond them 503 with Retry-After."""
+    max_request_line_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024
+    """Longest target (path and query) of a request; beyond it 414."""
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
+    """Most bytes of a request's headers, names and values of all of them together; beyond them 431."""
     request_timeout_s: Seconds = 600.0
     """Longest time for one request, retries included; beyond it 504."""
     first_byte_hold_s: Seconds = 15.0
@@ -90,7 +94,7 @@ class ServerSettings(_Section):
     ping_interval_s: Seconds = 15.0
     """How often a silent stream gets a keep-alive comment once its status is out."""
     write_timeout_s: Seconds = 60.0
-    """A client that takes no byte for so long is dropped."""
+    """A client that takes no byte of its answer for so long is dropped, and its workers are freed."""
     keep_alive_s: Annotated[float, Field(ge=75, le=86_400)] = 75.0
     """How long an idle client connection is kept."""
     shutdown_timeout_s: SecondsOrNone = 30.0

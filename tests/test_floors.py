@@ -27,7 +27,7 @@ SIMULATOR_KNOWS = {"protocols", "simulator", "workers"}
 
 THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "orjson": ("*",),
-    "httptools": ("workers/*", "simulator/*"),
+    "httptools": ("workers/*", "simulator/*", "app/http_protocol.py"),
     "httpx": ("workers/*",),
     "redis": ("workers/*",),
     "zmq": ("workers/*", "simulator/*"),

@@ -326,7 +326,7 @@ async def _eventually(true: Callable[[], Any], within_s: float) -> float:
 def _of_a_request(task: asyncio.Task[Any]) -> bool:
     """Was the task made for a request, by the server or on its way down?"""
     code = getattr(task.get_coro(), "cr_code", None)
-    return code is not None and ("/pipeline/" in code.co_filename or code.co_name == "run_asgi")
+    return code is not None and ("/pipeline/" in code.co_filename or code.co_qualname == "Turn.run")
 
 
 def _told(context: Mapping[str, Any]) -> str:

@@ -88,6 +88,22 @@ def test_options_says_what_is_allowed(house: House, path: str, allow: str) -> No
     assert_plain_headers(reply)
 
 
+def test_options_of_the_server_itself_says_what_is_allowed_anywhere(house: House) -> None:
+    with house.wire() as wire:
+        reply = wire.get("*", "OPTIONS")
+        again = wire.get("/live")
+
+    assert (reply.status, reply.header("allow"), again.status) == (204, "GET, HEAD, OPTIONS, POST", 200)
+    assert_plain_headers(reply)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_no_other_method_is_of_the_server_itself(house: House, method: str) -> None:
+    with house.wire() as wire:
+        assert wire.get("*", method).status == 404
+        assert wire.get("/live").status == 200
+
+
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize("path", POSTED)
 def test_other_methods_at_a_post_route_are_405_and_told_what_is_allowed(house: House, path: str, method: str) -> None:
@@ -204,6 +220,67 @@ def test_what_is_no_http_behind_a_request_ends_its_answer_and_says_nothing_in_it
     with pytest.raises(ConnectionError):
         seen.extend(pieces)
     assert events_of(b"".join(seen)).done == 0
+
+
+# ---- clients of other ages
+
+
+def old(path: str, body: Any = None, **headers: str) -> bytes:
+    """A request of HTTP/1.0."""
+    data = None if body is None else orjson.dumps(body)
+    request = request_bytes("GET" if body is None else "POST", path, data, {**JSON, **headers})
+    return request.replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", 1)
+
+
+@pytest.mark.parametrize("path", LOOKS)
+def test_an_old_client_gets_a_body_that_ends_as_it_knows(house: House, path: str) -> None:
+    with house.wire() as wire:
+        wire.send(old(path))
+        reply = wire.reply()
+
+        assert (reply.status, reply.count("transfer-encoding")) == (200, 0)
+        assert reply.header("connection") == "close"
+        assert wire.closed()
+
+
+@pytest.mark.parametrize("headers", [{}, {"connection": "keep-alive"}, {"expect": "100-continue"}])
+def test_a_stream_to_an_old_client_ends_with_its_connection(house: House, headers: dict[str, str]) -> None:
+    with house.wire() as wire:
+        wire.send(old("/v1/completions", {**BODY, "stream": True}, **headers))
+        reply = wire.reply()
+
+        assert (reply.status, reply.informational, reply.count("transfer-encoding")) == (200, [], 0)
+        assert events_of(reply.body).text() == SAID
+        assert events_of(reply.body).done == 1
+        assert wire.closed()
+
+
+def test_a_whole_answer_to_an_old_client_has_its_length(house: House) -> None:
+    with house.wire() as wire:
+        wire.send(old("/v1/completions", BODY))
+        reply = wire.reply()
+
+        assert reply.json()["choices"][0]["text"] == SAID
+        assert reply.count("content-length") == 1
+        assert wire.closed()
+
+
+def test_an_offer_of_another_protocol_is_passed_over(house: House) -> None:
+    offer = {
+        **JSON,
+        "connection": "Upgrade, HTTP2-Settings",
+        "upgrade": "h2c",
+        "http2-settings": "AAMAAABkAARAAAAAAAIAAAAA",
+    }
+    with house.wire() as wire:
+        wire.send(request_bytes("POST", "/v1/completions", orjson.dumps(BODY), offer) * 2)
+
+        assert [wire.reply().json()["choices"][0]["text"] for _ in range(2)] == [SAID, SAID]
+
+
+def test_a_whole_url_as_target_is_its_path(house: House) -> None:
+    with house.wire() as wire:
+        assert wire.get("http://tandem.test/live?x=1").status == 200
 
 
 # ---- bodies

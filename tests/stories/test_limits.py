@@ -86,6 +86,57 @@ def test_bodies_beyond_what_is_held_at_a_time_are_put_off(open_house: OpenHouse)
     assert reply.header("retry-after")
 
 
+# ---- heads
+
+
+def padded(size: int, name: bytes = b"x-padding") -> bytes:
+    """Headers of so many bytes, as they are counted: names, values, and four for each."""
+    return name + b": " + b"v" * (size - len(name) - 4) + b"\r\n"
+
+
+HEAD_LIMITS = {"max_header_bytes": 4096, "max_request_line_bytes": 2048}
+
+
+def test_headers_of_just_the_limit_are_read_and_a_byte_more_is_431(open_house: OpenHouse) -> None:
+    house = open_house(solo("vllm"), server=HEAD_LIMITS)
+    with house.wire() as wire:
+        wire.send(b"GET /live HTTP/1.1\r\n" + padded(4096) + b"\r\n")
+        read = wire.reply()
+        wire.send(b"GET /live HTTP/1.1\r\n" + padded(2000) + padded(2097) + b"\r\n")
+        reply = wire.reply()
+
+        assert read.status == 200
+        assert "4096" in assert_envelope(reply, 431)["message"]
+        assert_plain_headers(reply)
+        assert wire.closed()
+
+
+@pytest.mark.parametrize("pieces", [1, 64])
+def test_headers_without_an_end_are_431_however_they_come(open_house: OpenHouse, pieces: int) -> None:
+    house = open_house(solo("vllm"), server=HEAD_LIMITS)
+    with house.wire() as wire:
+        wire.send(b"POST " + PATH.encode() + b" HTTP/1.1\r\nx-padding: ")
+        for _ in range(pieces):
+            wire.send(b"v" * (1_000_000 // pieces))
+        reply = wire.reply()
+
+        assert_envelope(reply, 431)
+        assert reply.header("connection") == "close"
+        assert wire.closed()
+
+
+@pytest.mark.parametrize("tail", [b"", b" HTTP/1.1\r\n\r\n"])
+def test_a_target_beyond_the_limit_is_414(open_house: OpenHouse, tail: bytes) -> None:
+    house = open_house(solo("vllm"), server=HEAD_LIMITS)
+    with house.wire() as wire:
+        wire.send(b"GET /" + b"x" * 2048 + tail)
+        reply = wire.reply()
+
+        assert "2048" in assert_envelope(reply, 414)["message"]
+        assert_plain_headers(reply)
+        assert wire.closed()
+
+
 # ---- requests at a time
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from simulator.fleet import Simulator
 from simulator.model import Pace
 from tests.stories.house import QUICK, House, pair, second, solo
@@ -38,9 +40,13 @@ def flows(house: House) -> list[Any]:
 
 def unsent(house: House) -> int:
     """Bytes that the gateway holds for its clients."""
+    return sum(connection.transport.get_write_buffer_size() for connection in connections(house))
+
+
+def connections(house: House) -> set[Any]:
     server = house.gateway._server
     assert server is not None
-    return sum(connection.transport.get_write_buffer_size() for connection in server.server_state.connections)
+    return server.server_state.connections
 
 
 def test_what_a_client_does_not_read_stays_at_the_worker(open_house: OpenHouse) -> None:
@@ -86,6 +92,21 @@ def test_a_client_that_takes_nothing_for_too_long_is_dropped(open_house: OpenHou
 
     assert house.count("finished", status="error", error_type="cancelled") == 1
     assert house.count("disconnects") == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("tokens", [120, 2000])
+def test_an_answer_that_is_never_read_holds_nothing_for_long(open_house: OpenHouse, stream: bool, tokens: int) -> None:
+    """Be it more than the connection may hold back, or less."""
+    house = open_house(pair("vllm", pace=TORRENT), server={"write_timeout_s": 0.2})
+    house.narrow()
+    wire = house.wire(receive_buffer=4096)
+    wire.post("/v1/completions", {"model": "pair-vllm", **FLOOD, "max_tokens": tokens, "stream": stream})
+
+    house.eventually(lambda: unsent(house), within_s=2)
+    house.eventually(lambda: not connections(house), within_s=2)
+
+    house.settle()
 
 
 # ---- clients that wait

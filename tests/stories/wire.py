@@ -111,8 +111,10 @@ class Wire:
                 yield self._exactly(size)
                 assert self._exactly(2) == b"\r\n"
             assert self._exactly(2) == b"\r\n"
-        else:
+        elif reply.count("content-length"):
             yield self._exactly(int(reply.header("content-length")))
+        else:
+            yield from self._rest()
 
     def closed(self) -> bool:
         """Has the other side closed, with nothing more to read?"""
@@ -120,6 +122,12 @@ class Wire:
             return self._read == b"" and self.socket.recv(1) == b""
         except ConnectionError:
             return True
+
+    def _rest(self) -> Iterator[bytes]:
+        """Up to the end of the connection."""
+        while data := self._read or self.socket.recv(65536):
+            self._read = b""
+            yield data
 
     def _until(self, mark: bytes) -> bytes:
         while mark not in self._read:
