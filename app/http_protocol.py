@@ -181,7 +181,8 @@ class HttpProtocol(asyncio.Protocol):
         self._head_size += len(name) + len(value) + 4
         if self._head_size > self._limits.max_header_bytes:
             self._give_up(self._headers_too_large())
-        self._headers.append((name.lower(), value))
+        if self._in_head:
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -317,7 +318,7 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._read_paused and not self.transport.is_closing():
+        if self._read_paused and len(self._waiting) < MAX_WAITING and not self.transport.is_closing():
             self._read_paused = False
             self.transport.resume_reading()
 

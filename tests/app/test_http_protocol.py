@@ -113,8 +113,9 @@ class Line:
         return b"".join(self.transport.writes[before:])
 
 
-async def turns() -> None:
-    for _ in range(5):
+async def turns(count: int = 5) -> None:
+    """Lets the loop turn."""
+    for _ in range(count):
         await asyncio.sleep(0)
 
 
@@ -233,13 +234,29 @@ async def test_a_client_with_too_many_requests_waiting_is_read_no_further_until_
         await hello(scope, receive, send)
 
     line = Line(app)
-    await line.gets(GET * (MAX_WAITING + 1))
+    await line.gets(GET * (2 * MAX_WAITING + 1))
     assert not line.transport.reading
 
     may_end.set()
-    await turns()
+    await turns(MAX_WAITING)
+    assert not line.transport.reading
 
+    await turns(5 * MAX_WAITING)
     assert line.transport.reading
+    assert len(line.transport.writes) == 2 * MAX_WAITING + 1
+
+
+async def test_what_comes_behind_a_body_is_no_header_of_its_request() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["headers"])
+        await hello(scope, receive, send)
+
+    line = Line(app)
+    await line.gets(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nx-request-id: late\r\n\r\n")
+
+    assert seen == [[(b"transfer-encoding", b"chunked")]]
 
 
 # ---- the client leaves, the server ends
