@@ -1,0 +1,254 @@
+"""One request on a client's connection, and its answer: ASGI's `receive` and `send` over the connection's bytes.
+
+An answer's head leaves together with the first bytes of its body, in one write; each later piece is one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+import orjson
+from uvicorn.server import ServerState
+
+from app.api.identity import request_id_of
+from protocols.errors import ClientGone, GatewayError, InternalError
+
+log = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+
+MAX_HELD_BODY = 64 * 1024
+"""Bytes of a body that nobody has asked for yet; then the connection is read no further."""
+
+_STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus
+} | {529: b"HTTP/1.1 529 Overloaded\r\n"}
+_DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+class Connection(Protocol):
+    """What a turn needs of its connection. `written`: bytes handed to the transport so far."""
+
+    loop: asyncio.AbstractEventLoop
+    state: ServerState
+    transport: asyncio.Transport
+    write_paused: bool
+    written: int
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def writable(self) -> asyncio.Future[None]: ...
+
+    def turn_over(self, turn: Turn, /) -> None: ...
+
+
+class Turn:
+    """One request and its answer, to an ASGI application."""
+
+    __slots__ = (
+        "_asked",
+        "_chunks",
+        "_complete",
+        "_connection",
+        "_head",
+        "_left",
+        "_lost",
+        "_more",
+        "_parts",
+        "_silent",
+        "_size",
+        "_told",
+        "_waiter",
+        "keep_alive",
+        "scope",
+        "started",
+        "task",
+    )
+
+    def __init__(self, connection: Connection, scope: dict[str, Any], *, chunks: bool, keep_alive: bool) -> None:
+        """`chunks`: the client knows chunked bodies (HTTP/1.1)."""
+        self._connection = connection
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.task: asyncio.Task[None] | None = None
+        self.started = False
+        """Something of the answer is with the transport."""
+        # The request.
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._more = True
+        self._told = False
+        self._asked = False
+        self._waiter: asyncio.Future[None] | None = None
+        # The answer.
+        self._head: bytes | None = None
+        self._chunks = chunks
+        self._silent = False
+        self._left: int | None = None
+        self._complete = False
+        self._lost = False
+
+    # ---- the request's body, from the connection
+
+    def take(self, body: bytes) -> None:
+        if self._complete or self._lost:
+            return
+        self._parts.append(body)
+        self._size += len(body)
+        if self._size > MAX_HELD_BODY:
+            self._connection.pause_reading()
+        self._wake()
+
+    def take_end(self) -> None:
+        self._more = False
+        self._wake()
+
+    def lose(self) -> None:
+        """The client is gone."""
+        self._lost = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # ---- ASGI
+
+    async def run(self, app: Callable[..., Awaitable[None]]) -> None:
+        try:
+            await app(self.scope, self.receive, self.send)
+            if not self._complete and not self._lost:
+                raise RuntimeError("a request was not answered")
+        except ClientGone:
+            """Nobody is left to be told."""
+        except Exception as error:
+            log.error("a request failed by our own fault", exc_info=error)
+            if not self.started and not self._lost:
+                self.refuse(InternalError(repr(error)))
+        finally:
+            self._connection.state.tasks.discard(self.task)
+            if not self._complete:
+                self._connection.transport.close()
+
+    async def receive(self) -> Message:
+        """The body as it comes, then, when the client is gone or has its answer, `http.disconnect`."""
+        while True:
+            if self._lost or self._complete:
+                return _DISCONNECT
+            if self._parts or (not self._more and not self._told):
+                return self._taken()
+            if self._more:
+                self._ask_for_more()
+            self._waiter = self._connection.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def _taken(self) -> Message:
+        parts, self._parts = self._parts, []
+        self._size = 0
+        self._told = not self._more
+        self._connection.resume_reading()
+        return {
+            "type": "http.request",
+            "body": parts[0] if len(parts) == 1 else b"".join(parts),
+            "more_body": self._more,
+        }
+
+    def _ask_for_more(self) -> None:
+        """Tells a client that waits to be told that its body is welcome."""
+        if self._asked:
+            return
+        self._asked = True
+        if not self._size and not self.started and self._awaits_continue():
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _awaits_continue(self) -> bool:
+        return self._chunks and any(
+            name == b"expect" and value.lower() == b"100-continue" for name, value in self.scope["headers"]
+        )
+
+    async def send(self, message: Message) -> None:
+        """Waits only while the client does not take what it was sent. Raises ClientGone when it has left."""
+        connection = self._connection
+        if connection.write_paused and not self._lost:
+            await connection.writable()
+        if self._lost:
+            raise ClientGone("the client left before its answer was complete")
+        if message["type"] == "http.response.start":
+            self._head = self._made_head(message["status"], message.get("headers", ()))
+        else:
+            self._write(message.get("body", b""), more=message.get("more_body", False))
+
+    # ---- the answer, to the connection
+
+    def refuse(self, error: GatewayError) -> None:
+        """The whole answer, by the connection itself."""
+        request_id = request_id_of(self.scope["headers"])
+        body = orjson.dumps(error.envelope(request_id.decode()))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", request_id),
+        ]
+        self.keep_alive = False
+        self._head = self._made_head(error.status, headers)
+        self._write(body, more=False)
+
+    def _made_head(self, status: int, headers: Any) -> bytes:
+        lines = [_STATUS_LINES[status]]
+        for name, value in self._connection.state.default_headers:
+            lines.append(b"%b: %b\r\n" % (name, value))
+        for name, value in headers:
+            if name == b"content-length":
+                self._left = int(value)
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if status in (204, 304) or self.scope["method"] == "HEAD":
+            self._silent = True
+        elif self._left is None:
+            if self._chunks:
+                lines.append(b"transfer-encoding: chunked\r\n")
+            else:
+                self.keep_alive = False
+        if not self.keep_alive or (self._more and not self._asked and self._awaits_continue()):
+            # A client that was not told to go on may or may not send its body: what comes next is anyone's guess.
+            self.keep_alive = False
+            lines.append(b"connection: close\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise ValueError("a response header holds a line break")
+        return head + b"\r\n"
+
+    def _write(self, body: bytes, *, more: bool) -> None:
+        """One piece, in one write; the head goes with the first."""
+        head, self._head = self._head, None
+        if head is None and not self.started:
+            raise RuntimeError("a response's body came before its head")
+        if self._silent:
+            body = b""
+        elif self._left is not None:
+            self._left -= len(body)
+            if self._left < 0 or (self._left and not more):
+                raise RuntimeError("a response is not as long as its content-length says")
+        elif self._chunks:
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if not more:
+                body += b"0\r\n\r\n"
+        data = body if head is None else head + body
+        connection = self._connection
+        self.started = True
+        if data:
+            connection.written += len(data)
+            connection.transport.write(data)
+        if not more:
+            self._complete = True
+            self._wake()
+            connection.turn_over(self)
