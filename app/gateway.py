@@ -21,7 +21,7 @@ import uvloop
 
 from app.api.bodies import BodyBudget
 from app.http_protocol import HttpProtocol
-from app.main import build_front
+from app.main import Front
 from app.server import Server
 from app.settings import ModelSettings, Settings
 from engines import adapter_for
@@ -307,10 +307,11 @@ def _listen(host: str, port: int, *, shared: bool) -> socket.socket:
 
 
 def _server_config(gateway: Gateway) -> uvicorn.Config:
-    server = gateway.settings.server
+    server, front = gateway.settings.server, Front(gateway)
+    protocol = functools.partial(HttpProtocol, answer=front, limits=server)
     return uvicorn.Config(
-        build_front(gateway),
-        http=functools.partial(HttpProtocol, limits=server),  # type: ignore[arg-type]  # it is only called
+        front.app,
+        http=protocol,  # type: ignore[arg-type]  # it is only called
         interface="asgi3",
         ws="none",
         lifespan="off",

@@ -1,4 +1,4 @@
-"""One client connection: HTTP/1.1 and 1.0 in, ASGI inside, and limits on what a client may cost.
+"""One client connection: HTTP/1.1 and 1.0 in, and limits on what a client may cost.
 
 In uvicorn's protocol's place, with uvicorn's server around it: it keeps the connections and tasks that a graceful
 shutdown waits for, and the date. A `Turn` is one request and its answer. One timer per connection, not per request,
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
 
@@ -55,13 +56,15 @@ class HttpProtocol(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
+        answer: Callable[[Turn], Coroutine[Any, Any, None]],
         limits: Limits,
     ) -> None:
+        """Made by uvicorn's server but for the last two; `answer` answers one turn."""
         self.loop = _loop or asyncio.get_running_loop()
         self.state = server_state
         self.write_paused = False
         self.written = 0
-        self._app = config.loaded_app
+        self._answer = answer
         self._limits = limits
         self._parser = self._new_parser()
         self._turn: Turn | None = None
@@ -89,8 +92,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        self._server = _address(transport.get_extra_info("sockname"))
-        self._client = _address(transport.get_extra_info("peername"))
+        self.server = _address(transport.get_extra_info("sockname"))
+        self.client = _address(transport.get_extra_info("peername"))
         self.state.connections.add(self)  # type: ignore[arg-type]
         self._look_again()
 
@@ -180,25 +183,19 @@ class HttpProtocol(asyncio.Protocol):
         if self._last:
             self._reading = None
             return
-        version = parser.get_http_version()
-        raw_path, query = self._target()
-        path = raw_path.decode("ascii")
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": version,
-            "method": parser.get_method().decode("ascii"),
-            "scheme": "http",
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": query,
-            "root_path": "",
-            "headers": self._headers,
-            "server": self._server,
-            "client": self._client,
-        }
-        keep_alive = version != "1.0" and parser.should_keep_alive()
-        turn = self._reading = Turn(self, scope, chunks=version != "1.0", keep_alive=keep_alive)
+        target = self._target()
+        path = target[0].decode("ascii")
+        chunks = parser.get_http_version() != "1.0"
+        keep_alive = chunks and parser.should_keep_alive()
+        turn = self._reading = Turn(
+            self,
+            parser.get_method().decode("ascii"),
+            unquote(path) if "%" in path else path,
+            self._headers,
+            chunks=chunks,
+            keep_alive=keep_alive,
+            target=target,
+        )
         self._last = not keep_alive
         if self._turn is None:
             self._begin(turn)
@@ -257,7 +254,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _begin(self, turn: Turn) -> None:
         self._turn = turn
-        task = turn.task = self.loop.create_task(turn.run(self._app))
+        task = turn.task = self.loop.create_task(turn.run(self._answer))
         self.state.tasks.add(task)
 
     def turn_over(self, turn: Turn) -> None:
@@ -290,7 +287,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         if turn is not None:
             turn.lose()
-        Turn(self, {"method": "GET", "headers": ()}, chunks=True, keep_alive=False).refuse(error)
+        Turn(self, "GET", "/", (), chunks=True, keep_alive=False).refuse(error)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)

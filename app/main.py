@@ -1,14 +1,12 @@
-"""The front door: FastAPI for what only looks, the endpoints that are posted to beside it as plain ASGI.
+"""The front door: FastAPI for what only looks, and beside it the endpoints that are posted to.
 
-`build_front` puts one thin ASGI callable around both: it turns HEAD into GET and sends what is posted straight to its
-endpoint, so that no middleware stands between a token and its socket.
+What is posted goes from its connection straight to its endpoint: no framework stands between a token and its socket.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,7 +21,8 @@ from app.api.generation import Generation
 from app.api.identity import PROCESSING_MS, request_id_of
 from app.api.status import status_routes
 from app.api.tokenization import DetokenizeCall, TokenizeCall
-from app.responses import Receive, Send, send_error
+from app.http_turn import Receive, Send, Turn
+from app.responses import send_error
 from app.version import VERSION
 from protocols.errors import ClientGone, GatewayError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
 
@@ -36,60 +35,55 @@ _SHOWN_CHARS = 256
 _POSTED_METHODS = b"OPTIONS, POST"
 _ALL_METHODS = b"GET, HEAD, OPTIONS, POST"
 
-Asgi = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
 
+class Front:
+    """Answers every request of one gateway."""
 
-def build_front(gateway: Gateway) -> Asgi:
-    """The ASGI application of one gateway."""
-    posted: dict[str, Asgi] = {
-        "/v1/chat/completions": Endpoint(gateway, Generation(chat=True).call),
-        "/v1/completions": Endpoint(gateway, Generation(chat=False).call),
-        "/v1/embeddings": Endpoint(gateway, EmbeddingsCall),
-        "/tokenize": (tokenize := Endpoint(gateway, TokenizeCall)),
-        "/v1/tokenize": tokenize,
-        "/detokenize": (detokenize := Endpoint(gateway, DetokenizeCall)),
-        "/v1/detokenize": detokenize,
-    }
-    posted |= {f"{path}/": endpoint for path, endpoint in posted.items()}
-    rest = _build_app(gateway)
+    def __init__(self, gateway: Gateway) -> None:
+        posted: dict[str, Endpoint] = {
+            "/v1/chat/completions": Endpoint(gateway, Generation(chat=True).call),
+            "/v1/completions": Endpoint(gateway, Generation(chat=False).call),
+            "/v1/embeddings": Endpoint(gateway, EmbeddingsCall),
+            "/tokenize": (tokenize := Endpoint(gateway, TokenizeCall)),
+            "/v1/tokenize": tokenize,
+            "/detokenize": (detokenize := Endpoint(gateway, DetokenizeCall)),
+            "/v1/detokenize": detokenize,
+        }
+        self._posted = posted | {f"{path}/": endpoint for path, endpoint in posted.items()}
+        self.app = _build_app(gateway)
 
-    async def front(scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        method, path = scope["method"], scope["path"]
-        endpoint = posted.get(path)
+    async def __call__(self, turn: Turn) -> None:
+        endpoint, method = self._posted.get(turn.path), turn.method
         if endpoint is None:
-            if method == "OPTIONS" and path == "*":
-                await _allowed(scope, send, _ALL_METHODS)
+            if method == "OPTIONS" and turn.path == "*":
+                _allowed(turn, _ALL_METHODS)
             else:
-                await _look(rest, scope, receive, send)
+                await turn.serve(self.look)
         elif method == "POST":
-            await endpoint(scope, receive, send)
+            await endpoint(turn)
         elif method == "OPTIONS":
-            await _allowed(scope, send, _POSTED_METHODS)
+            _allowed(turn, _POSTED_METHODS)
         else:
-            headers = [(b"allow", _POSTED_METHODS), (b"x-request-id", request_id_of(scope["headers"]))]
-            await send_error(send, MethodNotAllowed(f"{method} is not allowed here; use POST."), headers)
+            headers = [(b"allow", _POSTED_METHODS), (b"x-request-id", request_id_of(turn.headers))]
+            await send_error(turn, MethodNotAllowed(f"{method} is not allowed here; use POST."), headers)
 
-    return front
+    async def look(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """FastAPI's part, HEAD as GET. It hands on what it could not answer, after it has told the client."""
+        request_id = request_id_of(scope["headers"])
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        asked = {**scope, "method": method, "request_id": request_id.decode()}
+        try:
+            await self.app(asked, receive, _with_id(request_id, send))
+        except ClientGone:
+            """Nobody is left to be told."""
+        except Exception as error:
+            log.error("request %s failed by our own fault", request_id.decode(), exc_info=error)
 
 
-async def _allowed(scope: dict[str, Any], send: Send, methods: bytes) -> None:
+def _allowed(turn: Turn, methods: bytes) -> None:
     """The answer to OPTIONS."""
-    headers = [(b"allow", methods), (b"x-request-id", request_id_of(scope["headers"]))]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _look(rest: Asgi, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-    """FastAPI's part. It hands on what it could not answer, after it has told the client."""
-    request_id = request_id_of(scope["headers"])
-    method = "GET" if scope["method"] == "HEAD" else scope["method"]
-    asked = {**scope, "method": method, "request_id": request_id.decode()}
-    try:
-        await rest(asked, receive, _with_id(request_id, send))
-    except ClientGone:
-        """Nobody is left to be told."""
-    except Exception as error:
-        log.error("request %s failed by our own fault", request_id.decode(), exc_info=error)
+    turn.begin(204, [(b"allow", methods), (b"x-request-id", request_id_of(turn.headers))])
+    turn.write(b"", more=False)
 
 
 def _build_app(gateway: Gateway) -> FastAPI:
@@ -147,7 +141,7 @@ def _envelope(request: Request, error: GatewayError, status: int | None = None) 
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:
-    """The error itself is logged by `_look`."""
+    """The error itself is logged by `Front.look`."""
     return _envelope(request, InternalError(repr(error)))
 
 

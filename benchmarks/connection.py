@@ -23,7 +23,8 @@ sys.path.insert(0, str(ROOT))
 
 from app.api.bodies import BodyBudget  # noqa: E402
 from app.http_protocol import HttpProtocol  # noqa: E402
-from app.responses import ClientWatch, EventStream, send_json  # noqa: E402
+from app.http_turn import Turn  # noqa: E402
+from app.responses import EventStream, send_json  # noqa: E402
 from app.settings import ServerSettings  # noqa: E402
 from pipeline.context import Flow  # noqa: E402
 from pipeline.ticker import Ticker  # noqa: E402
@@ -71,27 +72,27 @@ class Bench:
         self.events = 1
         self.state = ServerState()
         self.state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
-        config = uvicorn.Config(self.app, interface="asgi3", lifespan="off", log_config=None)
-        config.load()
+        config = uvicorn.Config("unused", lifespan="off", log_config=None)
         loop = asyncio.get_running_loop()
-        self.connection = HttpProtocol(config, self.state, {}, loop, limits=self.settings)
+        self.connection = HttpProtocol(config, self.state, {}, loop, answer=self.answer, limits=self.settings)
         self.connection.connection_made(Socket())
 
-    async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.bodies.read(scope["headers"], receive)
-        watch = ClientWatch(receive, lambda: None)
+    async def answer(self, turn: Turn) -> None:
+        body = turn.whole_body()
+        assert body is not None
+        self.bodies.checked(turn.headers, body)
+        turn.watch(str)
         await asyncio.sleep(0)
-        watch.stop()
-        if scope["path"] == "/whole":
-            await send_json(send, 200, ANSWER, HEADERS)
+        turn.watch(None)
+        if turn.path == "/whole":
+            await send_json(turn, 200, ANSWER, HEADERS)
             return
         stream = EventStream(
-            send,
+            turn,
             headers=lambda: [(b"content-type", b"text/event-stream"), *HEADERS],
             flow=Flow(),
             ticker=self.ticker,
             limits=self.settings,
-            drop=lambda: None,
         )
         for _ in range(self.events):
             stream.write(EVENT)

@@ -1,1 +1,1 @@
-"""The endpoints: generation (hot, plain ASGI), models, health and metrics (FastAPI)."""
+"""The endpoints: what is posted to (plain calls), models, health and metrics (FastAPI)."""

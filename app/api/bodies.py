@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from app.responses import Receive
+from app.http_turn import Header, Receive
 from protocols.errors import BodyTooLarge, ClientGone, InvalidRequest, Overloaded, UnsupportedMediaType
-
-Header = tuple[bytes, bytes]
 
 
 class BodyBudget:
@@ -28,6 +26,15 @@ class BodyBudget:
 
     def leave(self) -> None:
         self.requests -= 1
+
+    def checked(self, headers: Iterable[Header], body: bytes) -> bytes:
+        """A body that came whole, with its request's head. Raises as `read` does."""
+        check_headers(headers, self.max_body)
+        if len(body) > self.max_body:
+            raise _too_large(self.max_body)
+        if self.bytes + len(body) > self._max_in_flight:
+            raise _too_many_bytes()
+        return body
 
     async def read(self, headers: Iterable[Header], receive: Receive) -> bytes:
         """The whole body. Raises InvalidRequest kinds, Overloaded, or ClientGone when the client left meanwhile."""
@@ -56,7 +63,7 @@ class BodyBudget:
     def _hold(self, size: int) -> None:
         """What is announced counts from the start, what is not as it comes."""
         if self.bytes + size > self._max_in_flight:
-            raise Overloaded("the gateway already reads as many bytes of requests as it may")
+            raise _too_many_bytes()
         self.bytes += size
 
 
@@ -85,6 +92,10 @@ def _length(value: bytes) -> int:
     if not value.isdigit():
         raise InvalidRequest("The content-length header is not a number.")
     return int(value)
+
+
+def _too_many_bytes() -> Overloaded:
+    return Overloaded("the gateway already reads as many bytes of requests as it may")
 
 
 def _too_large(max_body: int) -> BodyTooLarge:

@@ -1,21 +1,21 @@
-"""One request at a POST endpoint, from ASGI to its answer: what all of them do alike.
+"""One request at a POST endpoint, from its connection to its answer: what all of them do alike.
 
-Plain ASGI: no framework stands between an answer and its socket. The request's own task does the work; the client's
-leaving cancels it.
+No framework stands between an answer and its socket. The request's own task does the work; the client's leaving cancels
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from app.api.identity import PROCESSING_MS, request_id_of
-from app.responses import ClientWatch, Headers, Receive, Send, send_error
+from app.http_turn import Turn
+from app.responses import Headers, send_error
 from pipeline.context import RequestContext
 from protocols.errors import (
     BodyTooSlow,
@@ -36,19 +36,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Scope = dict[str, Any]
 T = TypeVar("T")
 
 
 class Endpoint:
-    """A POST endpoint as an ASGI application. `call` makes what answers one request."""
+    """A POST endpoint. `call` makes what answers one request."""
 
-    def __init__(self, gateway: Gateway, call: Callable[[Gateway, Scope, Receive, Send], Call]) -> None:
+    def __init__(self, gateway: Gateway, call: Callable[[Gateway, Turn], Call]) -> None:
         self._gateway = gateway
         self._call = call
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call, bodies = self._call(self._gateway, scope, receive, send), self._gateway.bodies
+    async def __call__(self, turn: Turn) -> None:
+        call, bodies = self._call(self._gateway, turn), self._gateway.bodies
         try:
             bodies.enter()
         except Overloaded as error:
@@ -74,14 +73,11 @@ class Call(ABC):
 
     record: Outcome
 
-    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, gateway: Gateway, turn: Turn) -> None:
         self._gateway = gateway
-        self._headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        self._receive = receive
-        self._send = send
+        self._turn = turn
         self._began_at = time.monotonic()
-        self._request_id = request_id_of(self._headers)
-        self._task = asyncio.current_task()
+        self._request_id = request_id_of(turn.headers)
         self._client_gone = False
 
     @abstractmethod
@@ -94,14 +90,13 @@ class Call(ABC):
             failure = await self._outcome()
             if failure is not None:
                 self.record.failed(failure)
-                with contextlib.suppress(ClientGone):
-                    await self._tell(failure)
+                await self._tell(failure)
         except ClientGone:
             self.record.cancelled()
         except asyncio.CancelledError:
             if not self._client_gone:
                 raise
-            _forgive_cancel()
+            self._forgive_cancel()
             self.record.cancelled()
         finally:
             self._close()
@@ -122,7 +117,7 @@ class Call(ABC):
             if self._client_gone:
                 raise
             # Only a shutdown that has waited long enough cancels requests.
-            _forgive_cancel()
+            self._forgive_cancel()
             return Unavailable("The gateway is shutting down.")
         except Exception as error:
             return self._own_fault(error)
@@ -134,11 +129,11 @@ class Call(ABC):
         return InternalError(repr(error))
 
     async def _tell(self, error: GatewayError) -> None:
-        """Tells the client of a failure."""
+        """Tells the client of a failure, if it is still there."""
         await self.refuse(error)
 
     async def refuse(self, error: GatewayError) -> None:
-        await send_error(self._send, error, self._answer_headers(), status=self._gateway.status_of(error))
+        await send_error(self._turn, error, self._answer_headers(), status=self._gateway.status_of(error))
 
     def _close(self) -> None:
         """For what a subclass has open."""
@@ -146,10 +141,14 @@ class Call(ABC):
 
     async def _body(self) -> bytes:
         """The request's whole body, within the gateway's limits."""
+        turn, bodies = self._turn, self._gateway.bodies
+        body = turn.whole_body()
+        if body is not None:
+            return bodies.checked(turn.headers, body)
         limit_s = self._gateway.settings.server.request_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._gateway.bodies.read(self._headers, self._receive)
+                return await bodies.read(turn.headers, turn.receive)
         except TimeoutError as error:
             raise BodyTooSlow(f"The request's body did not come within {limit_s:g} s.") from error
 
@@ -162,19 +161,23 @@ class Call(ABC):
 
     async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs the work; the client's leaving cancels it."""
-        watch = ClientWatch(self._receive, self._leave)
+        turn = self._turn
+        turn.watch(self._leave)
         try:
             return await work
         finally:
-            watch.stop()
+            turn.watch(None)
 
     def _leave(self) -> None:
         """The client is gone: the request's task ends where it stands."""
-        if self._client_gone:
-            return
         self._client_gone = True
-        if self._task is not None:
-            self._task.cancel()
+        if self._turn.task is not None:
+            self._turn.task.cancel()
+
+    def _forgive_cancel(self) -> None:
+        """The cancel was our own: the task goes on to its end."""
+        if self._turn.task is not None:
+            self._turn.task.uncancel()
 
 
 class ModelCall(Call):
@@ -182,10 +185,10 @@ class ModelCall(Call):
 
     record: RequestRecord
 
-    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
-        super().__init__(gateway, scope, receive, send)
+    def __init__(self, gateway: Gateway, turn: Turn, *, endpoint: str) -> None:
+        super().__init__(gateway, turn)
         self.record = gateway.telemetry.request(endpoint, self._request_id.decode())
-        self._explain = explanation_wanted(self._headers)
+        self._explain = explanation_wanted(turn.headers)
         self._context: RequestContext | None = None
 
     def _open(self, answer_id: str, card: ModelCard) -> RequestContext:
@@ -213,10 +216,3 @@ class ModelCall(Call):
         if not self._explain or self._context is None:
             return None
         return {"tandem": {"routing": [explanation(choice) for _, choice in self._context.choices]}}
-
-
-def _forgive_cancel() -> None:
-    """The cancel was our own: the task goes on to its end."""
-    task = asyncio.current_task()
-    if task is not None:
-        task.uncancel()

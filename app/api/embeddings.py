@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from app.api.call import ModelCall, Scope
-from app.responses import Receive, Send, send_json
+from app.api.call import ModelCall
+from app.http_turn import Turn
+from app.responses import send_json
 from protocols.openai import parse_embedding
 from routers.hints import read_hints
 
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
 class EmbeddingsCall(ModelCall):
     """One request for vectors."""
 
-    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-        super().__init__(gateway, scope, receive, send, endpoint="embeddings")
+    def __init__(self, gateway: Gateway, turn: Turn) -> None:
+        super().__init__(gateway, turn, endpoint="embeddings")
 
     async def _answer(self) -> None:
         request = parse_embedding(await self._body())
         model = self._gateway.models.embedding(request.model)
         self.record.began(model.card.name, stream=False, generates=False)
         context = self._open(f"embd-{random.getrandbits(128):032x}", model.card)
-        job = await model.embeddings.prepare(request, read_hints(self._headers))
+        job = await model.embeddings.prepare(request, read_hints(self._turn.headers))
         self._check_ready(model.card.name)
         self.record.prepared(job.usage)
         body = await self._watched(job.run(context, self._story))
-        await send_json(self._send, 200, body, self._answer_headers())
+        await send_json(self._turn, 200, body, self._answer_headers())

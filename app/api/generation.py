@@ -1,7 +1,6 @@
-"""`POST /v1/chat/completions` and `POST /v1/completions`: from ASGI to the pipeline and back.
+"""`POST /v1/chat/completions` and `POST /v1/completions`: from a client's turn to the pipeline and back.
 
-A plain ASGI endpoint: no framework stands between a token and its socket. The request's own task runs the service;
-chunks are written from inside the worker connection's callback.
+The request's own task runs the service; chunks are written from inside the worker connection's callback.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from app.api.call import ModelCall, Scope
-from app.responses import EventStream, Headers, Receive, Send, error_event, send_json
+from app.api.call import ModelCall
+from app.http_turn import Turn
+from app.responses import EventStream, Headers, error_event, send_json
 from engines.openai_reply import Chunk, Shape
 from pipeline.context import RequestContext
 from pipeline.models import RelayedModel, TokenModel
@@ -46,9 +46,9 @@ class Generation:
         self._prefix = "chatcmpl-" if chat else "cmpl-"
         self.endpoint = "chat_completions" if chat else "completions"
 
-    def call(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> GenerationCall:
+    def call(self, gateway: Gateway, turn: Turn) -> GenerationCall:
         """One request, to be run."""
-        return GenerationCall(self, gateway, scope, receive, send)
+        return GenerationCall(self, gateway, turn)
 
     def parse(self, body: bytes) -> ChatCompletionRequest | CompletionRequest:
         return parse_chat(body) if self._chat else parse_completion(body)
@@ -89,8 +89,8 @@ class Generation:
 class GenerationCall(ModelCall):
     """One request at one of the endpoints."""
 
-    def __init__(self, kind: Generation, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-        super().__init__(gateway, scope, receive, send, endpoint=kind.endpoint)
+    def __init__(self, kind: Generation, gateway: Gateway, turn: Turn) -> None:
+        super().__init__(gateway, turn, endpoint=kind.endpoint)
         self._kind = kind
         self._events: EventStream | None = None
 
@@ -114,7 +114,7 @@ class GenerationCall(ModelCall):
         request = self._kind.parse(await self._body())
         model = gateway.models.generating(request.model)
         self.record.began(model.card.name, stream=bool(request.stream))
-        hints = read_hints(self._headers)
+        hints = read_hints(self._turn.headers)
         context = self._open(self._kind.answer_id(), model.card)
         if isinstance(model, RelayedModel):
             await self._relay(model, self._kind.relayed(request, context, hints), context)
@@ -135,7 +135,7 @@ class GenerationCall(ModelCall):
                 gathered.feed(choice.index, choice.outputs)
 
         await self._watched(model.service(prepared, context, sink))
-        await send_json(self._send, 200, gathered.body(self._story()), self._answer_headers())
+        await send_json(self._turn, 200, gathered.body(self._story()), self._answer_headers())
 
     async def _stream(self, model: TokenModel, prepared: Prepared, context: RequestContext, usage: UsageCount) -> None:
         renderer = self._kind.stream(prepared, usage)
@@ -171,15 +171,14 @@ class GenerationCall(ModelCall):
             return
         answers: list[Chunk] = []
         await self._watched(model.relay(request, context, answers.extend, usage))
-        await send_json(self._send, 200, orjson.dumps(answers[0]), self._answer_headers())
+        await send_json(self._turn, 200, orjson.dumps(answers[0]), self._answer_headers())
 
     def _open_stream(self, context: RequestContext) -> EventStream:
         events = self._events = EventStream(
-            self._send,
+            self._turn,
             headers=lambda: [*SSE_HEADERS, *self._answer_headers()],
             flow=context.flow,
             ticker=self._gateway.ticker,
             limits=self._gateway.settings.server,
-            drop=self._leave,
         )
         return events

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from app.api.call import Call, Scope
-from app.responses import Receive, Send, send_json
+from app.api.call import Call
+from app.http_turn import Turn
+from app.responses import send_json
 from pipeline.models import Model, TokenModel
 from pipeline.preprocess import LONG_TEXT
 from protocols.errors import GatewayError, InvalidRequest
@@ -37,8 +38,8 @@ class _Unrecorded:
 class _TokenizerCall(Call):
     """One request to a model's tokenizer."""
 
-    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-        super().__init__(gateway, scope, receive, send)
+    def __init__(self, gateway: Gateway, turn: Turn) -> None:
+        super().__init__(gateway, turn)
         self.record = _Unrecorded()
 
     def _only_model(self) -> str | None:
@@ -50,7 +51,7 @@ class _TokenizerCall(Call):
         return _with_tokenizer(self._gateway.models.get(name), name)
 
     async def _tell_all(self, value: dict[str, Any]) -> None:
-        await send_json(self._send, 200, orjson.dumps(value), self._answer_headers())
+        await send_json(self._turn, 200, orjson.dumps(value), self._answer_headers())
 
 
 class TokenizeCall(_TokenizerCall):

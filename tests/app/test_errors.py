@@ -11,6 +11,7 @@ import pytest
 from app.responses import error_event, send_error
 from protocols import errors
 from protocols.errors import GatewayError, InternalError, InvalidRequest, NoAvailableWorkers, Unavailable, WorkerFailure
+from tests.app.client_turn import Client
 
 ABSTRACT = (GatewayError, Unavailable)
 
@@ -41,16 +42,11 @@ STATUSES = {
 
 async def told(error: GatewayError) -> tuple[int, dict[str, str], dict[str, Any]]:
     """Status, headers and error of the response that is sent for it."""
-    taken: list[Any] = []
-
-    async def send(message: Any) -> None:
-        taken.append(message)
-
-    await send_error(send, error, [(b"x-request-id", b"r")])
-    start, body = taken
-    headers = {name.decode(): value.decode() for name, value in start["headers"]}
-    assert body["more_body"] is False
-    return start["status"], headers, orjson.loads(body["body"])["error"]
+    client = Client()
+    await send_error(client.turn, error, [(b"x-request-id", b"r")])
+    headers = {name.decode(): value.decode() for name, value in client.headers.items()}
+    assert client.over
+    return client.status, headers, orjson.loads(client.bodies()[0])["error"]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

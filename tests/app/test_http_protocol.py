@@ -13,7 +13,6 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from app.http_protocol import MAX_WAITING, HttpProtocol
-from app.responses import send_json
 from protocols.errors import ClientGone
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -102,7 +101,14 @@ class Line:
         self.state = ServerState()
         config = uvicorn.Config(app, interface="asgi3", lifespan="off", log_config=None)
         config.load()
-        self.protocol = HttpProtocol(config, self.state, {}, self.clock, limits=Limits(**limits))  # type: ignore[arg-type]
+        self.protocol = HttpProtocol(
+            config,
+            self.state,
+            {},
+            self.clock,  # type: ignore[arg-type]
+            answer=lambda turn: turn.serve(app),
+            limits=Limits(**limits),  # type: ignore[arg-type]
+        )
         self.protocol.connection_made(self.transport)  # type: ignore[arg-type]
 
     async def gets(self, data: bytes) -> bytes:
@@ -120,7 +126,9 @@ async def turns(count: int = 5) -> None:
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
-    await send_json(send, 200, orjson.dumps(scope["path"]), [])
+    body = orjson.dumps(scope["path"])
+    await send(starts(200, (b"content-length", b"%d" % len(body))))
+    await send(piece(body))
 
 
 def starts(status: int = 200, *headers: tuple[bytes, bytes]) -> dict[str, Any]:

@@ -1,20 +1,20 @@
-"""The client's side of an answer, against a server that takes, fills up, drains, and loses its client."""
+"""Answers on a turn, whose client takes them, or takes no more, or leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import pytest
 
-from app.responses import PING, ClientWatch, EventStream, error_event, send_error, send_json
+from app.responses import PING, EventStream, error_event, send_error, send_json
 from pipeline.context import Flow
 from pipeline.ticker import Ticker
 from protocols.errors import ClientGone, InvalidRequest, NoAvailableWorkers
+from tests.app.client_turn import Client
 
 HEADERS = [(b"content-type", b"text/event-stream")]
 
@@ -23,36 +23,6 @@ HEADERS = [(b"content-type", b"text/event-stream")]
 class Limits:
     first_byte_hold_s: float = 15.0
     ping_interval_s: float = 15.0
-
-
-class Server:
-    """`send` as the connection's: it waits only while the transport is full."""
-
-    def __init__(self) -> None:
-        self.taken: list[Any] = []
-        self.client_left = False
-        self._drained: asyncio.Future[None] | None = None
-
-    async def send(self, message: Any) -> None:
-        if self._drained is not None:
-            await self._drained
-        if self.client_left:
-            raise ClientGone("the client is gone")
-        self.taken.append(message)
-
-    def fill(self) -> None:
-        self._drained = asyncio.get_running_loop().create_future()
-
-    async def drain(self) -> None:
-        """Lets go whoever waits, and lets the loop turn until they have done so."""
-        drained, self._drained = self._drained, None
-        assert drained is not None
-        drained.set_result(None)
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    def bodies(self) -> list[bytes]:
-        return [message["body"] for message in self.taken if message["type"] == "http.response.body"]
 
 
 class Reply:
@@ -69,28 +39,19 @@ class Reply:
 
 
 class Scene:
-    """A stream, its server, and the reply that feeds it."""
+    """A stream, its client, and the reply that feeds it."""
 
     def __init__(self, **limits: float) -> None:
-        self.server = Server()
+        self.client = Client()
         self.ticker = Ticker()
         self.reply = Reply()
-        self.dropped = 0
         self.headers: list[tuple[bytes, bytes]] = list(HEADERS)
         flow = Flow()
         flow.join(self.reply)
         self.stream = EventStream(
-            self.server.send,
-            headers=lambda: self.headers,
-            flow=flow,
-            ticker=self.ticker,
-            limits=Limits(**limits),
-            drop=self._drop,
+            self.client.turn, headers=lambda: self.headers, flow=flow, ticker=self.ticker, limits=Limits(**limits)
         )
         self.opened_at = time.monotonic()
-
-    def _drop(self) -> None:
-        self.dropped += 1
 
     def tick(self, seconds: float) -> None:
         """The ticker comes by, so long after the stream was opened."""
@@ -110,7 +71,7 @@ async def scene() -> Any:
 
 async def test_nothing_is_said_before_there_is_something_to_say(scene: Scene) -> None:
     assert not scene.stream.started
-    assert scene.server.taken == []
+    assert scene.client.writes == []
 
 
 async def test_the_head_comes_with_the_first_bytes_and_knows_what_is_known_by_then(scene: Scene) -> None:
@@ -118,9 +79,10 @@ async def test_the_head_comes_with_the_first_bytes_and_knows_what_is_known_by_th
 
     scene.stream.write(b"data: 1\n\n")
 
-    start, body = scene.server.taken
-    assert start == {"type": "http.response.start", "status": 200, "headers": scene.headers}
-    assert body == {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
+    assert scene.client.status == 200
+    assert scene.headers == [pair for pair in scene.client.headers.items() if pair[0] != b"connection"]
+    assert scene.client.bodies() == [b"data: 1\n\n"]
+    assert not scene.client.over
 
 
 async def test_what_is_written_is_with_the_server_when_write_returns(scene: Scene) -> None:
@@ -128,46 +90,52 @@ async def test_what_is_written_is_with_the_server_when_write_returns(scene: Scen
 
     for number in range(3):
         scene.stream.write(b"data: %d\n\n" % number)
-        assert scene.server.bodies()[-1] == b"data: %d\n\n" % number
+        assert scene.client.bodies()[-1] == b"data: %d\n\n" % number
 
     assert asyncio.all_tasks() == tasks
     assert not scene.reply.paused
 
 
-async def test_a_full_server_pauses_the_reply_and_what_comes_meanwhile_leaves_in_one_piece(scene: Scene) -> None:
+async def test_a_client_that_takes_no_more_pauses_the_reply_until_it_does(scene: Scene) -> None:
     scene.stream.write(b"1")
-    scene.server.fill()
+    scene.client.fill()
 
-    for piece in (b"2", b"3", b"4"):
-        scene.stream.write(piece)
+    scene.stream.write(b"2")
 
-    assert scene.server.bodies() == [b"1"]
+    assert scene.client.bodies() == [b"1", b"2"]
     assert scene.reply.paused
-    await scene.server.drain()
-    assert scene.server.bodies() == [b"1", b"2", b"34"]
+    await scene.client.drain()
     assert not scene.reply.paused
 
 
-async def test_a_server_that_was_full_from_the_start_gets_the_head_first(scene: Scene) -> None:
-    scene.server.fill()
+async def test_what_a_paused_reply_still_brings_is_written(scene: Scene) -> None:
+    scene.client.fill()
 
-    scene.stream.write(b"1")
+    for piece in (b"1", b"2", b"3"):
+        scene.stream.write(piece)
 
-    assert scene.server.taken == []
-    await scene.server.drain()
-    assert [message["type"] for message in scene.server.taken] == ["http.response.start", "http.response.body"]
-    assert scene.server.bodies() == [b"1"]
+    assert scene.client.bodies() == [b"1", b"2", b"3"]
+    assert scene.reply.paused
+
+
+async def test_a_client_may_be_slow_again_and_again(scene: Scene) -> None:
+    for _ in range(2):
+        scene.client.fill()
+        scene.stream.write(b"1")
+        assert scene.reply.paused
+        await scene.client.drain()
+        assert not scene.reply.paused
 
 
 async def test_a_reply_that_joins_while_the_client_is_slow_starts_paused(scene: Scene) -> None:
-    scene.server.fill()
+    scene.client.fill()
     scene.stream.write(b"1")
     late = Reply()
 
     scene.stream._flow.join(late)
 
     assert late.paused
-    await scene.server.drain()
+    await scene.client.drain()
     assert not late.paused
 
 
@@ -179,31 +147,30 @@ async def test_the_end_is_the_last_message(scene: Scene) -> None:
 
     await scene.stream.end(b"data: [DONE]\n\n")
 
-    assert scene.server.taken[-1] == {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
+    assert scene.client.bodies() == [b"1", b"data: [DONE]\n\n"]
+    assert scene.client.over
     assert len(scene.ticker) == 0
 
 
 async def test_an_answer_of_nothing_has_a_head_all_the_same(scene: Scene) -> None:
     await scene.stream.end(b"data: [DONE]\n\n")
 
-    assert scene.server.taken[0]["type"] == "http.response.start"
-    assert scene.server.bodies()[-1] == b"data: [DONE]\n\n"
+    assert scene.client.status == 200
+    assert scene.client.bodies() == [b"data: [DONE]\n\n"]
 
 
-async def test_the_end_waits_until_a_slow_client_has_taken_everything(scene: Scene) -> None:
+async def test_the_end_waits_until_a_slow_client_has_taken_enough(scene: Scene) -> None:
+    scene.client.fill()
     scene.stream.write(b"1")
-    scene.server.fill()
-    scene.stream.write(b"2")
-    scene.stream.write(b"3")
 
-    ending = asyncio.create_task(scene.stream.end(b"4"))
+    ending = asyncio.create_task(scene.stream.end(b"2"))
     await asyncio.sleep(0)
 
-    assert not ending.done()
-    await scene.server.drain()
+    assert not scene.client.over
+    await scene.client.drain()
     await ending
-    assert b"".join(scene.server.bodies()) == b"1234"
-    assert [message.get("more_body") for message in scene.server.taken[1:]] == [True, True, False]
+    assert scene.client.bodies() == [b"1", b"2"]
+    assert scene.client.over
 
 
 async def test_nothing_is_written_after_the_end(scene: Scene) -> None:
@@ -213,7 +180,7 @@ async def test_nothing_is_written_after_the_end(scene: Scene) -> None:
     scene.tick(1000)
     await scene.stream.end(b"again")
 
-    assert scene.server.bodies() == [b"end"]
+    assert scene.client.bodies() == [b"end"]
 
 
 async def test_a_closed_stream_writes_nothing_more(scene: Scene) -> None:
@@ -222,7 +189,7 @@ async def test_a_closed_stream_writes_nothing_more(scene: Scene) -> None:
     scene.stream.close()
     scene.stream.write(b"2")
 
-    assert scene.server.bodies() == [b"1"]
+    assert scene.client.bodies() == [b"1"]
     assert len(scene.ticker) == 0
 
 
@@ -236,8 +203,7 @@ async def test_the_status_is_held_back_for_so_long_and_no_longer(scene: Scene) -
     scene.tick(1.1)
 
     assert scene.stream.started
-    assert [message["type"] for message in scene.server.taken] == ["http.response.start", "http.response.body"]
-    assert scene.server.bodies() == [b""]
+    assert scene.client.bodies() == [b""]
 
 
 async def test_a_silent_stream_is_kept_alive_by_comments_of_one_line(scene: Scene) -> None:
@@ -245,7 +211,7 @@ async def test_a_silent_stream_is_kept_alive_by_comments_of_one_line(scene: Scen
         scene.tick(quarter / 4)
 
     assert PING == b": ping\n"
-    assert scene.server.bodies() == [b"", PING, PING]
+    assert scene.client.bodies() == [b"", PING, PING]
 
 
 async def test_a_stream_that_talks_gets_no_comments(scene: Scene) -> None:
@@ -253,154 +219,131 @@ async def test_a_stream_that_talks_gets_no_comments(scene: Scene) -> None:
         scene.stream.write(b"word")
         scene.tick(float(seconds))
 
-    assert PING not in scene.server.bodies()
+    assert PING not in scene.client.bodies()
 
 
 async def test_a_client_that_is_slow_gets_no_comments(scene: Scene) -> None:
+    scene.client.fill()
     scene.stream.write(b"1")
-    scene.server.fill()
-    scene.stream.write(b"2")
 
     scene.tick(4.0)
+    scene.tick(8.0)
 
-    await scene.server.drain()
-    assert scene.server.bodies() == [b"1", b"2"]
-
-
-async def test_an_end_that_is_not_taken_is_a_client_that_has_left(scene: Scene) -> None:
-    scene.stream.write(b"1")
-    scene.server.fill()
-    ending = asyncio.create_task(scene.stream.end(b"2"))
-    await asyncio.sleep(0)
-
-    scene.server.client_left = True
-    await scene.server.drain()
-
-    await ending
-    assert scene.dropped == 1
-    assert len(scene.ticker) == 0
+    assert scene.client.bodies() == [b"1"]
 
 
 # ---- the client leaves
 
 
-async def test_a_send_that_fails_means_that_the_client_has_left(scene: Scene) -> None:
+async def test_a_client_that_leaves_before_the_end_was_not_told_it(scene: Scene) -> None:
+    scene.client.fill()
     scene.stream.write(b"1")
-    scene.server.fill()
-    scene.stream.write(b"2")
-    scene.server.client_left = True
+    ending = asyncio.create_task(scene.stream.end(b"2"))
+    await asyncio.sleep(0)
 
-    await scene.server.drain()
+    await scene.client.leave()
 
-    assert scene.dropped == 1
-    scene.stream.write(b"3")
-    assert scene.server.bodies() == [b"1"]
-
-
-async def test_a_send_that_fails_at_once_means_the_same(scene: Scene) -> None:
-    scene.server.client_left = True
-
-    scene.stream.write(b"1")
-
-    assert scene.dropped == 1
+    with pytest.raises(ClientGone):
+        await ending
+    assert scene.client.bodies() == [b"1"]
     assert len(scene.ticker) == 0
 
 
-class Client:
-    """`receive` as the connection's: it waits until the client does something."""
+async def test_nothing_is_written_to_a_client_that_has_left(scene: Scene) -> None:
+    await scene.client.leave()
 
-    def __init__(self) -> None:
-        self._happened: asyncio.Queue[Any] = asyncio.Queue()
+    scene.stream.write(b"1")
+    scene.tick(1000)
 
-    async def receive(self) -> Any:
-        return await self._happened.get()
-
-    async def does(self, kind: str) -> None:
-        self._happened.put_nowait({"type": kind})
-        for _ in range(3):
-            await asyncio.sleep(0)
+    assert scene.client.writes == []
 
 
-async def test_a_watch_tells_once_that_the_client_has_left() -> None:
+async def test_whoever_watches_a_turn_is_told_once_that_its_client_has_left(scene: Scene) -> None:
     told: list[str] = []
-    client = Client()
-    watch = ClientWatch(client.receive, lambda: told.append("gone"))
+    scene.client.turn.watch(lambda: told.append("gone"))
 
-    await client.does("http.disconnect")
-    await client.does("http.disconnect")
+    await scene.client.leave()
 
     assert told == ["gone"]
-    watch.stop()
 
 
-async def test_a_watch_does_not_mind_what_else_comes() -> None:
+async def test_whoever_watches_a_turn_too_late_is_told_at_once(scene: Scene) -> None:
     told: list[str] = []
-    client = Client()
-    watch = ClientWatch(client.receive, lambda: told.append("gone"))
+    await scene.client.leave()
 
-    await client.does("http.request")
-    assert told == []
+    scene.client.turn.watch(lambda: told.append("gone"))
 
-    await client.does("http.disconnect")
     assert told == ["gone"]
-    watch.stop()
 
 
-async def test_a_watch_that_was_stopped_says_nothing() -> None:
+async def test_whoever_no_longer_watches_is_not_told(scene: Scene) -> None:
     told: list[str] = []
-    client = Client()
-    watch = ClientWatch(client.receive, lambda: told.append("gone"))
+    scene.client.turn.watch(lambda: told.append("gone"))
 
-    watch.stop()
-    await client.does("http.disconnect")
+    scene.client.turn.watch(None)
+    await scene.client.leave()
 
     assert told == []
-
-
-async def test_a_watch_needs_no_task_of_its_own() -> None:
-    tasks = asyncio.all_tasks()
-
-    watch = ClientWatch(Client().receive, lambda: None)
-
-    assert asyncio.all_tasks() == tasks
-    watch.stop()
 
 
 # ---- whole responses
 
 
-async def test_a_json_response_is_announced_by_its_length() -> None:
-    server = Server()
+async def test_a_json_response_is_announced_by_its_length_and_leaves_in_one_write() -> None:
+    client = Client()
 
-    await send_json(server.send, 201, b'{"a":1}', [(b"x-request-id", b"r")])
+    await send_json(client.turn, 201, b'{"a":1}', [(b"x-request-id", b"r")])
 
-    start, body = server.taken
-    assert start["status"] == 201
-    assert dict(start["headers"]) == {
+    assert client.status == 201
+    assert client.headers == {
         b"content-type": b"application/json",
         b"content-length": b"7",
         b"x-request-id": b"r",
+        b"connection": b"close",
     }
-    assert (body["body"], body["more_body"]) == (b'{"a":1}', False)
+    assert client.bodies() == [b'{"a":1}']
+    assert client.over
+
+
+async def test_a_json_response_waits_for_a_client_that_takes_no_more() -> None:
+    client = Client()
+    client.fill()
+
+    sending = asyncio.create_task(send_json(client.turn, 200, b"{}", []))
+    await asyncio.sleep(0)
+
+    assert client.writes == []
+    await client.drain()
+    await sending
+    assert client.bodies() == [b"{}"]
+
+
+async def test_a_client_that_left_is_told_of_no_error() -> None:
+    client = Client()
+    await client.leave()
+
+    await send_error(client.turn, NoAvailableWorkers("nobody"), [])
+
+    assert client.writes == []
 
 
 @pytest.mark.parametrize(("retry_after", "told"), [(1.0, b"1"), (0.2, b"1"), (7.4, b"7")])
 async def test_an_error_that_knows_when_to_come_again_says_so(retry_after: float, told: bytes) -> None:
-    server = Server()
+    client = Client()
 
-    await send_error(server.send, NoAvailableWorkers("nobody", retry_after=retry_after), [])
+    await send_error(client.turn, NoAvailableWorkers("nobody", retry_after=retry_after), [])
 
-    assert server.taken[0]["status"] == 503
-    assert dict(server.taken[0]["headers"])[b"retry-after"] == told
+    assert client.status == 503
+    assert client.headers[b"retry-after"] == told
 
 
 async def test_an_error_may_be_sent_by_another_status_than_its_own() -> None:
-    server = Server()
+    client = Client()
 
-    await send_error(server.send, InvalidRequest("no", param="n"), [], status=418)
+    await send_error(client.turn, InvalidRequest("no", param="n"), [], status=418)
 
-    assert server.taken[0]["status"] == 418
-    assert orjson.loads(server.taken[1]["body"])["error"]["param"] == "n"
+    assert client.status == 418
+    assert orjson.loads(client.bodies()[0])["error"]["param"] == "n"
 
 
 @pytest.mark.parametrize("message", ['a "quoted"\nand broken', "data: [DONE]\n\n", "\u2028 \x00 é"])
@@ -411,10 +354,3 @@ def test_an_error_in_a_stream_is_one_line_whatever_it_says(message: str) -> None
     assert event.endswith(b"}\n\n")
     assert event.count(b"\n") == 2
     assert orjson.loads(event.removeprefix(b"data: "))["error"]["message"] == message
-
-
-@pytest.fixture(autouse=True)
-def no_loose_ends(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
-    """No coroutine that was driven by hand is left half-way."""
-    yield
-    assert [str(warning.message) for warning in recwarn if "never awaited" in str(warning.message)] == []

@@ -12,9 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.config_document import ConfigDocument
 from app.gateway import Gateway
-from app.main import build_front
+from app.main import Front
 from app.settings import settings_of
 from app.simulate import DEMO_MODEL
+from tests.app.client_turn import TurnTransport
 
 PATH = str(DEMO_MODEL)
 MODELS: list[dict[str, Any]] = [
@@ -49,7 +50,7 @@ def gateway() -> Gateway:
 
 @pytest.fixture
 async def client(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_front(gateway), raise_app_exceptions=False)  # type: ignore[arg-type]
+    transport = TurnTransport(Front(gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://tandem.test") as client:
         yield client
 
@@ -191,7 +192,7 @@ async def test_a_bug_of_our_own_is_a_500_in_the_envelope(caplog: pytest.LogCaptu
             raise ZeroDivisionError
 
     broken = Broken(settings_of(ConfigDocument("test", {"models": MODELS[2:]})))
-    transport = httpx.ASGITransport(build_front(broken), raise_app_exceptions=False)  # type: ignore[arg-type]
+    transport = TurnTransport(Front(broken))
     async with httpx.AsyncClient(transport=transport, base_url="http://tandem.test") as client:
         with caplog.at_level(logging.CRITICAL):
             reply = await client.get("/metrics", headers={"x-request-id": "trace-1"})
