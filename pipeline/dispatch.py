@@ -248,7 +248,7 @@ def _check_supported(request: PreprocessedRequest, adapter: EngineAdapter) -> No
 class _Unread:
     """A reader that wants nothing of the reply."""
 
-    def head(self, status: int, headers: dict[str, str]) -> None:
+    def head(self, status: int) -> None:
         """Any status will do."""
 
     def data(self, data: bytes) -> None:

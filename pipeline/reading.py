@@ -240,7 +240,7 @@ class Reading(Generic[T]):
 
     # ---- the client's Reader
 
-    def head(self, status: int, headers: dict[str, str]) -> None:
+    def head(self, status: int) -> None:
         self._status = status
         if status == 200:
             self.taken = True

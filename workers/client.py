@@ -20,6 +20,8 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_IDLE_S = 4.0
 """Stock workers close idle connections after 5 s (uvicorn's default): ours must be gone before."""
 DRAIN_S = 1.0
+_FRAMING = (b"content-length", b"transfer-encoding")
+"""Headers that say where a reply ends; without them it ends with its connection."""
 
 
 class _Connection(asyncio.Protocol):
@@ -28,10 +30,10 @@ class _Connection(asyncio.Protocol):
     __slots__ = (
         "_bytes_before_head",
         "_draining",
+        "_framed",
         "_head_done",
         "_head_new",
         "_head_size",
-        "_headers",
         "_interim",
         "_keep_alive",
         "_message_done",
@@ -57,18 +59,17 @@ class _Connection(asyncio.Protocol):
         self.reused = False
         self._paused = False
         self._draining: asyncio.TimerHandle | None = None
-        self._parts: list[bytes] = []
+        # One for all replies: it begins anew after each that leaves the connection open.
+        self._parser = httptools.HttpResponseParser(self)
 
     # ---- the call's side
 
     def start(self, request: bytes, reader: Reader) -> Exchange:
         """Writes the request; the reply goes to `reader`."""
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers: dict[str, str] = {}
-        self._head_size = self._bytes_before_head = 0
+        self._head_size = self._bytes_before_head = self._status = 0
         self._head_done = self._head_new = self._interim = self._message_done = self._until_close = False
-        self._keep_alive = False
-        self._parts = []
+        self._framed = self._keep_alive = False
+        self._parts: list[bytes] = []
         self.exchange = Exchange(self, reader)
         assert self.transport is not None
         self.transport.write(request)
@@ -124,7 +125,7 @@ class _Connection(asyncio.Protocol):
         if self._head_new:
             self._head_new = False
             if exchange is not None:
-                exchange.head(self._status, self._headers)
+                exchange.head(self._status)
         if self._parts:
             parts, self._parts = self._parts, []
             if exchange is not None:
@@ -182,7 +183,8 @@ class _Connection(asyncio.Protocol):
         self._head_size += len(name) + len(value)
         if self._head_size > MAX_HEAD_BYTES:
             raise ValueError(f"the head exceeds {MAX_HEAD_BYTES} bytes")
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if name.lower() in _FRAMING:
+            self._framed = True
 
     def on_headers_complete(self) -> None:
         if self._message_done:
@@ -190,11 +192,10 @@ class _Connection(asyncio.Protocol):
         self._status = status = self._parser.get_status_code()
         self._interim = 100 <= status < 200
         if self._interim:
-            self._headers = {}
+            self._framed = False
             return
         self._head_done = True
-        framed = "content-length" in self._headers or "transfer-encoding" in self._headers
-        self._until_close = not framed and status not in (204, 304)
+        self._until_close = not self._framed and status not in (204, 304)
         self._head_new = True
 
     def on_body(self, body: bytes) -> None:
@@ -304,7 +305,7 @@ class WorkerClient:
 class _Origin:
     """A worker's URL, taken apart once."""
 
-    __slots__ = ("base", "host", "host_header", "port", "tls")
+    __slots__ = ("_heads", "base", "host", "host_header", "port", "tls")
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -314,12 +315,18 @@ class _Origin:
         self.base = parts.path.rstrip("/")
         self.tls = ssl.create_default_context() if secure else None
         host = f"[{self.host}]" if ":" in self.host else self.host
+        self._heads: dict[tuple[str, str, str], bytes] = {}
         self.host_header = host if parts.port is None else f"{host}:{parts.port}"
 
     def request(self, call: Call, extra: str) -> bytes:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in call.headers)
-        head = (
-            f"{call.method} {self.base}{call.path} HTTP/1.1\r\nhost: {self.host_header}\r\n"
-            f"content-type: {call.content_type}\r\ncontent-length: {len(call.body)}\r\n{extra}{lines}\r\n"
-        )
-        return head.encode("latin-1") + call.body
+        kind = call.method, call.path, call.content_type
+        head = self._heads.get(kind) or self._heads.setdefault(kind, self._head(*kind, extra))
+        lines = "".join([f"{name}: {value}\r\n" for name, value in call.headers]).encode("latin-1")
+        return b"%bcontent-length: %d\r\n%b\r\n%b" % (head, len(call.body), lines, call.body)
+
+    def _head(self, method: str, path: str, content_type: str, extra: str) -> bytes:
+        """What all calls of a kind begin with. There are as many kinds as an adapter has routes."""
+        return (
+            f"{method} {self.base}{path} HTTP/1.1\r\nhost: {self.host_header}\r\n"
+            f"content-type: {content_type}\r\n{extra}"
+        ).encode("latin-1")

@@ -27,7 +27,7 @@ def push(step: Callable[P, None], *what: P.args, **named: P.kwargs) -> None:
 class Reader(Protocol):
     """Takes one reply. Both are called from `data_received`: no await, no blocking."""
 
-    def head(self, status: int, headers: dict[str, str]) -> None: ...
+    def head(self, status: int) -> None: ...
 
     def data(self, data: bytes) -> None: ...
 
@@ -51,7 +51,7 @@ class Line(Protocol):
 class Exchange:
     """One call on its way: from the request's last byte written to the reply's last byte read.
 
-    `status`, `headers`: 0 and empty until the head is there. `began_at`, `read_at`: loop times of the reply's first
+    `status`: 0 until the head is there. `began_at`, `read_at`: loop times of the reply's first
     byte and of the last read; None before. `reused`: the connection came from the pool.
     """
 
@@ -62,7 +62,6 @@ class Exchange:
         "_waiter",
         "began_at",
         "finished",
-        "headers",
         "read_at",
         "reused",
         "status",
@@ -76,7 +75,6 @@ class Exchange:
         self._error: BaseException | None = None
         self.finished = False
         self.status = 0
-        self.headers: dict[str, str] = {}
         self.began_at: float | None = None
         self.read_at: float | None = None
 
@@ -136,10 +134,10 @@ class Exchange:
 
     # ---- called by the connection
 
-    def head(self, status: int, headers: dict[str, str]) -> None:
-        self.status, self.headers = status, headers
+    def head(self, status: int) -> None:
+        self.status = status
         if self._reader is not None:
-            self._push(self._reader.head, status, headers)
+            self._push(self._reader.head, status)
 
     def body(self, data: bytes) -> None:
         if self._reader is not None:
