@@ -81,6 +81,9 @@ class HttpProtocol(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_size = 0
+        """Bytes read of a head that is not complete; later, of trailers."""
+        self._read_size = 0
+        """Bytes in which the head that is being read lies."""
         self._in_head = False
         self._idle_since = self._stuck_since = self.loop.time()
         self._taken = 0
@@ -111,6 +114,7 @@ class HttpProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf or (self._last and self._reading is None):
             return
+        self._read_size = self._head_size + len(data)
         while data:
             try:
                 self._parser.feed_data(data)
@@ -166,14 +170,17 @@ class HttpProtocol(asyncio.Protocol):
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_size += len(name) + len(value) + 4
-        if self._head_size > self._limits.max_header_bytes:
-            self._give_up(self._headers_too_large())
         if self._in_head:
             self._headers.append((name.lower(), value))
+        else:
+            self._pass_over(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._head_size = 0
+        # Most heads cannot be too large, since what was read is not.
+        if self._read_size > self._limits.max_header_bytes:
+            self._check_head_size()
         parser = self._parser
         if parser.should_upgrade():
             # Its body is not read on, and the request begins anew: see `_without_offer`.
@@ -245,6 +252,16 @@ class HttpProtocol(asyncio.Protocol):
         """Stops the parser."""
         self._refusal = refusal
         raise refusal
+
+    def _pass_over(self, name: bytes, value: bytes) -> None:
+        """A trailer is no header. It counts as one."""
+        self._head_size += len(name) + len(value) + 4
+        if self._head_size > self._limits.max_header_bytes:
+            self._give_up(self._headers_too_large())
+
+    def _check_head_size(self) -> None:
+        if sum(len(name) + len(value) + 4 for name, value in self._headers) > self._limits.max_header_bytes:
+            self._give_up(self._headers_too_large())
 
     def _headers_too_large(self) -> GatewayError:
         limit = self._limits.max_header_bytes

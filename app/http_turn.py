@@ -241,7 +241,9 @@ class Turn:
         """Waits only while the client does not take what it was sent. Raises ClientGone when it has left."""
         await self.writable()
         if message["type"] == "http.response.start":
-            self.begin(message["status"], message.get("headers", ()))
+            headers = message.get("headers", ())
+            length = next((int(value) for name, value in headers if name == b"content-length"), None)
+            self.begin(message["status"], [header for header in headers if header[0] != b"content-length"], length)
         else:
             self.write(message.get("body", b""), more=message.get("more_body", False))
 
@@ -263,9 +265,11 @@ class Turn:
         """Calls `go_on` once the client has taken enough, or has left."""
         self._connection.writable().add_done_callback(lambda _: go_on())
 
-    def begin(self, status: int, headers: Iterable[Header]) -> None:
-        """The answer's head; it leaves with the body's first piece."""
-        self._head = self._made_head(status, headers)
+    def begin(self, status: int, headers: Iterable[Header], length: int | None = None) -> None:
+        """The answer's head; it leaves with the body's first piece. `length` of the body, in bytes, where it is known;
+        no header says it.
+        """
+        self._head = self._made_head(status, headers, length)
 
     def write(self, body: bytes, *, more: bool) -> None:
         """One piece of the body, in one write; the head goes with the first. Not `more`: it was the last.
@@ -280,23 +284,17 @@ class Turn:
         """The whole answer, by the connection itself."""
         request_id = request_id_of(self.headers)
         body = orjson.dumps(error.envelope(request_id.decode()))
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", request_id),
-        ]
         self.keep_alive = False
-        self._head = self._made_head(error.status, headers)
+        self.begin(error.status, [(b"content-type", b"application/json"), (b"x-request-id", request_id)], len(body))
         self._write(body, more=False)
 
-    def _made_head(self, status: int, headers: Iterable[Header]) -> bytes:
+    def _made_head(self, status: int, headers: Iterable[Header], length: int | None) -> bytes:
+        self._left = length
         lines = [_STATUS_LINES[status]]
-        for name, value in self._connection.state.default_headers:
-            lines.append(b"%b: %b\r\n" % (name, value))
-        for name, value in headers:
-            if name == b"content-length":
-                self._left = int(value)
-            lines.append(b"%b: %b\r\n" % (name, value))
+        lines += [b"%b: %b\r\n" % header for header in self._connection.state.default_headers]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        if length is not None:
+            lines.append(b"content-length: %d\r\n" % length)
         if status in (204, 304) or self.method == "HEAD":
             self._silent = True
         elif self._left is None:

@@ -104,7 +104,7 @@ class EventStream:
 async def send_json(turn: Turn, status: int, body: bytes, headers: Headers) -> None:
     """A whole JSON response. Raises ClientGone when the client has left."""
     await turn.writable()
-    turn.begin(status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers])
+    turn.begin(status, [(b"content-type", b"application/json"), *headers], len(body))
     turn.write(body, more=False)
 
 

@@ -5,8 +5,8 @@ Requests go down by `await`; outputs come up by plain calls, all that one read o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from pipeline.context import RequestContext
 
@@ -37,20 +37,22 @@ class Service(Protocol[Req_contra, Resp_co]):
     cancelling the call cancels the work. Once it has returned or raised, the sink is never called again.
     """
 
-    async def __call__(self, request: Req_contra, context: RequestContext, sink: Sink[Resp_co], /) -> None: ...
+    def __call__(
+        self, request: Req_contra, context: RequestContext, sink: Sink[Resp_co], /
+    ) -> Coroutine[Any, Any, None]: ...
 
 
 class Operator(Protocol[UpReq_contra, UpResp_co, DownReq_co, DownResp_contra]):
     """A service around a service."""
 
-    async def __call__(
+    def __call__(
         self,
         request: UpReq_contra,
         context: RequestContext,
         sink: Sink[UpResp_co],
         downstream: Service[DownReq_co, DownResp_contra],
         /,
-    ) -> None: ...
+    ) -> Coroutine[Any, Any, None]: ...
 
 
 def link(
@@ -58,7 +60,8 @@ def link(
 ) -> Service[UpReq, UpResp]:
     """The service that `operator` makes of `downstream`."""
 
-    async def linked(request: UpReq, context: RequestContext, sink: Sink[UpResp], /) -> None:
-        await operator(request, context, sink, downstream)
+    # Hands out the operator's own coroutine: a coroutine around it would be one more to wake for every output.
+    def linked(request: UpReq, context: RequestContext, sink: Sink[UpResp], /) -> Coroutine[Any, Any, None]:
+        return operator(request, context, sink, downstream)
 
     return linked
