@@ -98,9 +98,7 @@ class VllmWorker(SimulatedWorker):
             return
         except Refused as refused:
             self._refuse(exchange, refused)
-            kv = body.get("kv_transfer_params")
-            if isinstance(kv, dict) and kv.get("do_remote_prefill") and "token_ids" not in body:
-                self.release_at_peer(kv)
+            self.refused(body.get("kv_transfer_params"), tokens_only="token_ids" in body)
             return
         self._begin(VllmAnswer(self, exchange, request, exchange.headers.get("x-request-id")), rank)
 
@@ -203,6 +201,11 @@ class VllmWorker(SimulatedWorker):
     def _beat(self, job: Job, peer: Mapping[str, Any]) -> None:
         self.spawn(self._tell_peer(peer, "/_sim/kv/extend"))
         self._beat_later(job, peer)
+
+    def refused(self, kv: object, *, tokens_only: bool) -> None:
+        """Decode refused a call before its engine had it: on the OpenAI routes, prefill is told that nobody comes."""
+        if isinstance(kv, Mapping) and kv.get("do_remote_prefill") and not tokens_only:
+            self.release_at_peer(kv)
 
     def release_at_peer(self, peer: Mapping[str, Any]) -> None:
         """An empty read: decode will not come for these blocks, prefill may free them."""

@@ -218,6 +218,8 @@ class VllmAnswer(Answer):
         error = {"message": message, "type": kinds.get(status, "InternalServerError"), "param": None, "code": status}
         if not self.exchange.started:
             self.reply(status, {"error": error})
+            if not self.jobs and (status < 500 or status == 503):
+                self.vllm.refused(self.request.kv, tokens_only=self.request.kind == GENERATE)
             return
         self.fault = None
         self.write(event_of({"error": error}))

@@ -113,7 +113,7 @@ async def test_a_decode_whose_prefill_dies_fails_after_two_missed_heartbeats() -
 
 
 async def test_decode_leaving_in_the_middle_fails_prefill() -> None:
-    slow = replace(OPTIONS, role="prefill", pace=SLOW)
+    slow = replace(OPTIONS, role="prefill", pace=replace(SLOW, decode_s=1.0))
     async with running(slow) as prefill, running(replace(OPTIONS, role="decode")) as decode:
         raw = generate(**at(prefill, 7))
         half = asyncio.ensure_future(exchange(prefill.worker.port, raw))
