@@ -20,7 +20,7 @@ from engines.messagepack import INSTALLED, pack, unpack
 from engines.native_reply import NativeMsgpackReply, NativeReply
 from engines.prefill_answer import is_terminal, prefill_answer, prompt_details
 from engines.probe_replies import count, object_at, text
-from protocols.errors import EngineFailure, GatewayError
+from protocols.errors import Blame, EngineFailure, GatewayError
 from protocols.outputs import LLMEngineOutput
 from protocols.preprocessed import BootstrapInfo, PrefillResult, PreprocessedEmbeddingRequest, PreprocessedRequest
 from protocols.wire import to_wire
@@ -31,6 +31,7 @@ EMBED = "/v1/native/embed"
 INFO = "/v1/native/info"
 HEALTH = "/health"
 JSON, MSGPACK = "application/json", "application/msgpack"
+_TRANSFER = ("transfer", "handshake", "bootstrap")
 _ROLES = {role.value: role for role in Role}
 
 
@@ -88,7 +89,7 @@ class NativeAdapter(EngineAdapter):
         return self._call(request, ids)
 
     def parser(self, request: PreprocessedRequest, leg: Leg) -> ReplyParser:
-        return NativeMsgpackReply(leg) if self._binary else NativeReply(leg)
+        return (NativeMsgpackReply if self._binary else NativeReply)(leg, self._blamed)
 
     # ---- embeddings
 
@@ -124,7 +125,15 @@ class NativeAdapter(EngineAdapter):
         """Of the same envelope in both codecs."""
         if self._binary and body[:1] >= b"\x80":
             body = _as_json(body)
-        return http_error(status, error_body(body))
+        return self._blamed(http_error(status, error_body(body)))
+
+    def _blamed(self, found: GatewayError) -> GatewayError:
+        """What a leg says of the way between the two may be its peer's fault."""
+        if isinstance(found, EngineFailure) and self.worker.role is not Role.AGGREGATED:
+            words = found.message.lower()
+            if any(word in words for word in _TRANSFER):
+                found.blame = Blame.PAIR
+        return found
 
     # ---- what it can do
 

@@ -6,7 +6,7 @@ error is an error, and so is a cancel, since nobody here asked for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,11 +22,13 @@ from protocols.worker import Leg
 class NativeReply(Reply):
     """Events: `data:` an output or an `Annotated` envelope, `event: error` with {message, code}, `[DONE]`."""
 
-    __slots__ = ("_any_output", "_last", "_leg", "_usage")
+    __slots__ = ("_any_output", "_blamed", "_last", "_leg", "_usage")
 
-    def __init__(self, leg: Leg) -> None:
+    def __init__(self, leg: Leg, blamed: Callable[[GatewayError], GatewayError]) -> None:
+        """`blamed` says whose fault a failure is that the engine reports."""
         super().__init__()
         self._leg = leg
+        self._blamed = blamed
         self._any_output = False
         self._last = LLMEngineOutput()
         self._usage: CompletionUsage | None = None
@@ -61,6 +63,9 @@ class NativeReply(Reply):
         )
 
     # ---- one event
+
+    def _fail(self, error: GatewayError) -> None:
+        super()._fail(self._blamed(error))
 
     def _failed(self, error: GatewayError) -> None:
         if not self.finish_seen:
@@ -103,8 +108,8 @@ class NativeMsgpackReply(NativeReply):
 
     __slots__ = ("_buffer", "_scanner")
 
-    def __init__(self, leg: Leg) -> None:
-        super().__init__(leg)
+    def __init__(self, leg: Leg, blamed: Callable[[GatewayError], GatewayError]) -> None:
+        super().__init__(leg, blamed)
         self._buffer = bytearray()
         self._scanner = ObjectScanner()
 

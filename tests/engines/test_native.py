@@ -10,6 +10,7 @@ from engines.base import AttemptIds, ProbeReply, Release
 from engines.messagepack import ObjectScanner
 from engines.native import NativeAdapter
 from protocols.errors import (
+    Blame,
     EngineAborted,
     EngineFailure,
     IncompleteReply,
@@ -34,11 +35,12 @@ REQUEST = PreprocessedRequest(
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 2}}
 
 
-def adapter(*, bootstrap_port=None, dp_size=1, **traits):
+def adapter(*, role=Role.AGGREGATED, bootstrap_port=None, dp_size=1, **traits):
     worker = Worker(
         7,
         "http://w.example:9",
         Engine.NATIVE,
+        role,
         bootstrap_port=bootstrap_port,
         dp_size=dp_size,
         traits=WorkerTraits(served_name="m", **traits),
@@ -384,6 +386,32 @@ def test_a_refusal_is_read_in_either_codec(status, kind):
 
     assert [type(error) for error in errors] == [kind] * 3
     assert all("no" in error.message for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("role", "words", "blame"),
+    [
+        (Role.DECODE, "KV transfer failed: the blocks are gone", Blame.PAIR),
+        (Role.DECODE, "Bootstrap timed out", Blame.PAIR),
+        (Role.PREFILL, "the handshake failed: decode is gone", Blame.PAIR),
+        (Role.DECODE, "CUDA error", Blame.WORKER),
+        (Role.AGGREGATED, "transfer to the host failed", Blame.WORKER),
+    ],
+)
+def test_what_a_leg_says_of_the_transfer_may_be_its_peers_fault(role, words, blame):
+    envelope = {"error": {"message": words, "code": 500}}
+    native, binary = adapter(role=role), adapter(role=role, msgpack=True)
+    parsers = [native.parser(REQUEST, Leg.DECODE) for _ in range(3)]
+    said = [envelope, {"token_ids": [], "finish_reason": {"error": words}}, {"event": "error", "comment": [words]}]
+    for parser, event in zip(parsers, said, strict=True):
+        parser.feed(events(event))
+    packed = binary.parser(REQUEST, Leg.DECODE)
+    packed.feed(maps(envelope))
+
+    errors = [parser.error for parser in (*parsers, packed)]
+    errors += [native.rejection(500, orjson.dumps(envelope)), binary.rejection(500, msgpack.packb(envelope))]
+
+    assert [(type(error), error.blame) for error in errors] == [(EngineFailure, blame)] * 6
 
 
 def test_a_refusal_that_is_no_object_has_no_reason():
