@@ -125,6 +125,8 @@ class EngineAdapter(ABC):
     """How long the engine keeps pinned KV when nobody configured it; None: no such lease."""
     default_prefill_policy: ClassVar[str]
     """"local": a decode worker may prefill itself when the prefill pool is gone; "strict": it may not."""
+    late_reads_fail: ClassVar[bool] = True
+    """A read of blocks that prefill no longer keeps fails, instead of bringing whatever is there now."""
     structural_tags: ClassVar[bool] = False
     """Does the engine take xgrammar's structural tags (the form with `format`) as a constraint?"""
 
@@ -203,7 +205,7 @@ class EngineAdapter(ABC):
     def rejection(self, status: int, body: bytes) -> GatewayError:
         """What a reply with a non-200 status means: InvalidRequest with the engine's words, or a WorkerFailure."""
 
-    def refusal_frees(self, request: PreprocessedRequest) -> bool:
+    def refusal_frees(self, request: PreprocessedRequest, status: int) -> bool:
         """Asked of the *decode* worker's adapter: has a decode call that it refused made prefill free its blocks?
 
         Then the hand-off is void, and no other worker may read them.
@@ -215,7 +217,10 @@ class EngineAdapter(ABC):
         return None
 
     def abort_calls(self, ids: AttemptIds) -> Sequence[Call]:
-        """Calls that end a request on the worker beside closing its connection."""
+        """Calls that end a request on the worker beside closing its connection.
+
+        A prefill that is ended so, and whose connection stays, still tells what it has pinned.
+        """
         return ()
 
     # ---- what it can do

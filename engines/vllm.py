@@ -53,6 +53,7 @@ class VllmAdapter(EngineAdapter):
     release_at = Release.HEADERS
     default_lease_s: ClassVar[float | None] = 30.0
     default_prefill_policy = "local"
+    late_reads_fail: ClassVar[bool] = False
     structural_tags = True
 
     # ---- prefill leg
@@ -138,9 +139,11 @@ class VllmAdapter(EngineAdapter):
         """What an error inside a reply of status 200 means."""
         return _judged(event_error(error), error, reads_kv=reads_kv)
 
-    def refusal_frees(self, request: PreprocessedRequest) -> bool:
-        """vLLM 0.32's completions route tells prefill to free what a refused call was to read; generate does not."""
-        return not self._generates(request)
+    def refusal_frees(self, request: PreprocessedRequest, status: int) -> bool:
+        """vLLM 0.32's completions route tells prefill to free what a refused call was to read; generate does not, and
+        a dead engine tells nobody.
+        """
+        return not self._generates(request) and (status < 500 or status == 503)
 
     def learn(self, call: Call, status: int, body: bytes) -> Worker | None:
         """The generate route is closed (403 since 0.32 unless started with `--enable-scale-out`, 404 before it came),

@@ -180,12 +180,17 @@ class WorkerRouter:
 
         An engine that sees a closed connection only late is told by a call of its own, from a task of the application.
         """
-        lease, context, unfinished = reading.lease, reading.context, reading.abandoned
+        unfinished = reading.abandoned
         reading.close()
-        if unfinished and lease.adapter.release_at is Release.NONE:
-            calls = lease.adapter.abort_calls(lease.ids)
-            if calls:
-                context.background.spawn(self._abort(lease.worker, calls, context.request_id), "abort")
+        if unfinished and reading.lease.adapter.release_at is Release.NONE:
+            self.abort(reading)
+
+    def abort(self, reading: Reading[Any]) -> None:
+        """Has a worker end what it was asked, where its engine takes such a call. The connection stays."""
+        lease, context = reading.lease, reading.context
+        calls = lease.adapter.abort_calls(lease.ids)
+        if calls:
+            context.background.spawn(self._abort(lease.worker, calls, context.request_id), "abort")
 
     async def _abort(self, worker: Worker, calls: Sequence[Call], request_id: str) -> None:
         for call in calls:

@@ -233,12 +233,13 @@ class PrefillRouter:
         if pair.handoff is None or not pair.stale():
             return
         decode = pair.decode_lease
-        if decode is None or not self._prefers_local() or not decode.adapter.plain(decode.worker.role):
+        if not self._prefers_local() or not decode.adapter.plain(decode.worker.role):
             raise EngineFailure(
                 "the hand-off is too old, or its prefill worker was restarted: it cannot be read safely",
                 blame=Blame.NOBODY,
             )
-        pair.handoff = ending.cached = None
+        pair.drop_handoff()
+        ending.cached = None
         pair.outcome = PrefillOutcome.LOCAL
 
 

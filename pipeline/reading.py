@@ -106,6 +106,11 @@ class Reading(Generic[T]):
         return self._settled and not self.running
 
     @property
+    def status(self) -> int:
+        """What the worker has answered; 0 before."""
+        return self._status
+
+    @property
     def refused(self) -> bool:
         """The worker has answered something else than 200."""
         return self._status not in (0, 200)
@@ -156,7 +161,7 @@ class Reading(Generic[T]):
                 if error is self._failure:
                     raise self._failed(error) from error.__cause__
                 if exchange.reused and exchange.began_at is None:
-                    if not self.talk.reads_once:
+                    if not self.talk.reads_once and not self._unwanted:
                         await self._again(fresh=True, broken=error)
                         continue
                     # The connection may have been dead before the call: the worker may well take the next attempt.
@@ -178,7 +183,7 @@ class Reading(Generic[T]):
     async def _refused(self) -> None:
         """The worker answered something else than 200: it may have taught us how to ask; else it is an error."""
         body = b"".join(self._refusal)
-        learnt = self.lease.adapter.learn(self._call, self._status, body)
+        learnt = None if self._unwanted else self.lease.adapter.learn(self._call, self._status, body)
         if learnt is None:
             raise self._failed(self.talk.rejection(self.lease, self._status, body))
         self._router.learn(self.lease, learnt)
@@ -195,6 +200,11 @@ class Reading(Generic[T]):
             push(self._push, outputs)
         if parser.error is not None:
             raise self._failed(broken if broken is not None and not parser.done else parser.error)
+
+    @property
+    def _unwanted(self) -> bool:
+        """A prefill whose client has left: what came to nothing is not asked again."""
+        return self.lease.for_handoff and self.context.outlives
 
     def close(self) -> None:
         """Ends the call in this step; the sink is never called again. Idempotent."""
@@ -215,10 +225,14 @@ class Reading(Generic[T]):
     # ---- for one that outlives its client
 
     def outlive(self) -> None:
-        """The client is gone: neither its pace nor its deadline matters to this reply any more."""
+        """The client is gone: neither its pace nor its deadline matters to this reply any more. Its silence counts
+        anew.
+        """
+        self._leave()
         if self.running:
             assert self._exchange is not None
-            self.context.flow.leave(self._exchange)
+            self._settled = False
+            self._since = self._ticked_at = self._router.clock()
             self._exchange.resume()
             self._router.ticker.add(self)
         self.context = self.context.released()
@@ -285,11 +299,18 @@ class Reading(Generic[T]):
         limits = self._router.deadlines
         if self.outputs_seen:
             if now - self._since > limits.between_tokens_s:
-                self.fail(WorkerSilent(f"the worker sent nothing for {limits.between_tokens_s:g} s"))
+                self._silent(f"the worker sent nothing for {limits.between_tokens_s:g} s")
         elif self._call.streams or self.lease.for_handoff:
             limit = limits.first_output(self.talk.prompt_tokens)
             if now - self._since > limit:
-                self.fail(WorkerSilent(f"the worker sent no token within {limit:g} s"))
+                self._silent(f"the worker sent no token within {limit:g} s")
+
+    def _silent(self, words: str) -> None:
+        """Ends the call; a prefill's only for who waits, since its reply may still tell what it has pinned."""
+        if self.lease.for_handoff and not self.context.outlives and self._exchange is not None:
+            self._exchange.interrupt(WorkerSilent(words))
+        else:
+            self.fail(WorkerSilent(words))
 
     # ---- failures
 

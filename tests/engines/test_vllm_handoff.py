@@ -162,6 +162,14 @@ def test_aborts_name_the_ids_that_the_engine_made_of_ours_where_its_route_is_ope
     assert adapter().abort_calls(IDS) == ()
 
 
+@pytest.mark.parametrize(
+    ("status", "traits", "frees"),
+    [(400, None, True), (404, None, True), (503, None, True), (500, None, False), (400, OPEN, False)],
+)
+def test_a_refusal_by_the_completions_route_frees_the_blocks_and_a_dead_engines_does_not(status, traits, frees):
+    assert adapter(Role.DECODE, traits=traits).refusal_frees(request(), status) is frees
+
+
 @pytest.mark.parametrize("role", list(Role))
 def test_a_worker_in_any_role_may_answer_alone(role):
     assert adapter(role).plain(role)

@@ -55,6 +55,10 @@ class DoorClient(WorkerClient):
         """Was anything read of the last reply from there?"""
         return url in self._last and self._last[url].began_at is not None
 
+    def look_away(self, url: str) -> None:
+        """From now on nothing is read of the last reply from there, until somebody wants it."""
+        self._last[url].pause()
+
     async def heard(self, worker: ScriptedWorker) -> None:
         """Until something of the worker's last reply was read."""
         await settled(lambda: self._last[worker.worker.url].began_at is not None)

@@ -41,13 +41,18 @@ class ScriptedCall:
         await self.raw(head.encode() + body)
         self.over.set()
 
-    async def begin_reply(self, document: Any) -> bytes:
-        """The head and the first half of a whole reply. Gives the second, for `raw`; then say `over.set()`."""
+    def halves(self, document: Any) -> tuple[bytes, bytes]:
+        """A whole reply in two parts, for `raw`; then say `over.set()`. The first has the head and half the body."""
         body = orjson.dumps(document)
         half = len(body) // 2
         head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        await self.raw(head.encode() + body[:half])
-        return body[half:]
+        return head.encode() + body[:half], body[half:]
+
+    async def begin_reply(self, document: Any) -> bytes:
+        """Sends the first half. Gives the second."""
+        first, second = self.halves(document)
+        await self.raw(first)
+        return second
 
     async def stream(self, *parts: bytes) -> None:
         """The head of a stream, with what is sent along in the same write."""

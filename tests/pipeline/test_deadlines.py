@@ -151,7 +151,10 @@ async def test_after_the_requests_deadline_both_legs_of_a_tied_pair_are_closed(
 
 
 @pytest.mark.parametrize("dialect", IN_TURN)
-async def test_after_the_requests_deadline_a_prefill_without_reply_is_closed(rig: Rig, dialect: type[Dialect]) -> None:
+async def test_after_the_requests_deadline_a_prefill_without_reply_has_its_own_time_once_more(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    """Closed sooner, it might just have pinned what nobody would release."""
     prefill, decode = await rig.pair(dialect)
     asked = rig.ask(context=rig.context(deadline=rig.clock() + 10))
     prefilling = await prefill.call()
@@ -159,8 +162,30 @@ async def test_after_the_requests_deadline_a_prefill_without_reply_is_closed(rig
     rig.tick(11)
 
     assert isinstance(await asked.fails(), DeadlineExceeded)
+    rig.tick(29)
+    assert prefilling.still_there()
+    rig.tick(2)
     await prefilling.gone()
+    await rig.drained()
     assert decode.paths == []
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_a_prefill_that_was_silent_for_too_long_fails_and_is_heard_out(rig: Rig, dialect: type[Dialect]) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+
+    rig.tick(31)
+
+    assert isinstance(await asked.fails(), WorkerSilent)
+    assert [worker_id for worker_id, _, _ in rig.seen.failures] == [prefill.id]
+    await prefilling.reply(200, dialect.prefilled())
+    decoding = await decode.call()
+    await decoding.stream(dialect().tokens(FIRST))
+    await decoding.gone()
+    await rig.drained()
     assert rig.held(asked.context) == {}
 
 

@@ -15,6 +15,7 @@ from tests.pipeline.dialects import (
     IN_TURN,
     Dialect,
     Native,
+    TiedNative,
     Trtllm,
     Vllm,
 )
@@ -129,7 +130,23 @@ async def test_the_peer_to_blame_is_the_one_that_served_last(rig: Rig) -> None:
 
     await asked.fails()
     assert asked.context.migration.excluded_worker_ids() == {absent.id, prefill.id, other.id}
-    await rig.drained()
+    await rig.background.drain(0)
+
+
+@pytest.mark.parametrize("dialect", [Native, TiedNative])
+async def test_native_a_failed_transfer_is_blamed_on_the_pair(rig: Rig, dialect: type[Dialect]) -> None:
+    prefill, decode = await rig.pair(dialect)
+    next_prefill, next_decode = await rig.pair(dialect)
+    asked = rig.ask(service=rig.resilient)
+
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    await (await decode.call()).reply(500, {"error": {"message": "KV transfer failed: no such blocks", "code": 500}})
+    await (await next_prefill.call()).reply(200, dialect.prefilled())
+    await next_decode.call()
+
+    assert asked.context.migration.excluded_worker_ids() == {prefill.id, decode.id}
+    await asked.leave()
+    await rig.background.drain(0)
 
 
 async def test_what_a_refusal_teaches_is_kept_and_the_call_repeated(rig: Rig) -> None:

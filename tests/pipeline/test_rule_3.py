@@ -8,13 +8,16 @@ import pytest
 
 from pipeline.handoff import PrefillOutcome
 from protocols.errors import DeadlineExceeded, Disconnected, EngineFailure, InvalidRequest, WorkerSilent
-from protocols.worker import Role
+from protocols.options import GuidedDecoding
+from protocols.worker import Role, WorkerTraits
 from tests.pipeline.dialects import FIRST, IN_TURN, Dialect, Native, Trtllm, Vllm
 from tests.pipeline.doors import settled
 from tests.pipeline.rig import Rig, request_of
 from tests.pipeline.scripted import ScriptedCall, ScriptedWorker
 
 UNTIL_FIRST_TOKEN = (Trtllm, Native)
+GENERATES = WorkerTraits(served_name="m", generate=True)
+REFUSED = {"error": {"message": "validation error: no", "type": "BadRequestError"}}
 
 
 def _handed_over(dialect: type[Dialect], call: ScriptedCall) -> Any:
@@ -41,40 +44,92 @@ async def _fetched(dialect: type[Dialect], decode: ScriptedWorker) -> ScriptedCa
 
 
 @pytest.mark.parametrize("dialect", IN_TURN)
-async def test_rule_3_before_prefills_first_byte_its_call_is_closed_and_nothing_is_dispatched(
-    rig: Rig, dialect: type[Dialect]
-) -> None:
+async def test_rule_3_a_prefill_that_was_not_sent_is_not_sent(rig: Rig, dialect: type[Dialect]) -> None:
     prefill, decode = await rig.pair(dialect)
+    door = rig.client.shut(prefill)
     asked = rig.ask()
-    prefilling = await prefill.call()
+    await door.knock()
 
     await asked.leave()
 
     assert rig.held(asked.context) == {}
-    await prefilling.gone()
-    assert decode.paths == []
+    assert prefill.paths == decode.paths == []
     assert rig.seen.outcomes == []
 
 
+@pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("dialect", IN_TURN)
-async def test_rule_3_from_its_first_byte_on_prefills_reply_is_read_to_its_end_and_decode_is_dispatched(
-    rig: Rig, dialect: type[Dialect]
+async def test_rule_3_from_its_sending_on_prefills_reply_is_read_to_its_end_and_decode_is_dispatched(
+    rig: Rig, dialect: type[Dialect], begun: bool
 ) -> None:
+    """A call that is closed as the prefill ends leaves the blocks pinned, and nobody here would know."""
     prefill, decode = await rig.pair(dialect)
     asked = rig.ask()
     prefilling = await prefill.call()
-    rest = await prefilling.begin_reply(dialect.prefilled())
-    await rig.client.heard(prefill)
+    head, body = prefilling.halves(dialect.prefilled())
+    await prefilling.raw(head * begun)
+    await settled(lambda: rig.client.has_heard(prefill.worker.url) is begun)
 
     await asked.leave()
     assert prefilling.still_there()
     assert len(rig.background) == 1
-    await prefilling.raw(rest)
+    await prefilling.raw(head * (not begun) + body)
     prefilling.over.set()
 
     await _fetched(dialect, decode)
     await rig.drained()
     assert asked.sink.outputs == []
+    assert rig.seen.outcomes == []
+    assert rig.held(asked.context) == {}
+
+
+async def test_rule_3_vllm_a_prefill_without_a_client_is_aborted_and_says_what_it_has_pinned(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Vllm, traits=GENERATES)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+
+    await asked.leave()
+    await settled(lambda: bool(prefill.aborts))
+    assert prefilling.still_there()
+    await prefilling.reply(200, Vllm.prefilled(finish="abort", kv_transfer_params=None))
+
+    await rig.drained()
+    (aborted,) = prefill.aborts
+    assert f"generate-tokens-{prefilling.headers['x-request-id']}" in aborted["request_ids"]
+    assert decode.paths == []
+    assert rig.seen.failures == []
+    assert rig.held(asked.context) == {}
+
+
+async def test_rule_3_vllm_an_abort_that_comes_too_late_is_no_release(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Vllm, traits=GENERATES)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+
+    await asked.leave()
+    await prefilling.reply(200, Vllm.prefilled())
+
+    await _fetched(Vllm, decode)
+    await rig.drained()
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_a_prefill_whose_connection_was_dead_is_not_sent_again_for_nobody(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    first = rig.ask()
+    await (await prefill.call()).reply(400, REFUSED)
+    assert isinstance(await first.fails(), InvalidRequest)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+
+    await asked.leave()
+    prefilling.reset()
+
+    await rig.drained()
+    assert (len(prefill.paths), decode.paths) == (2, [])
     assert rig.held(asked.context) == {}
 
 
@@ -293,24 +348,55 @@ async def test_rule_3_a_decode_that_failed_after_its_first_token_needs_no_releas
     assert other.paths == []
 
 
-@pytest.mark.parametrize("dialect", IN_TURN)
-async def test_rule_3_what_decode_refuses_as_the_clients_fault_is_sent_to_nobody_else(
-    rig: Rig, dialect: type[Dialect]
-) -> None:
-    prefill, decode = await rig.pair(dialect)
-    other = await rig.scripted(dialect, Role.DECODE)
-    asked = rig.ask()
-    await (await prefill.call()).reply(200, dialect.prefilled())
+REFUSABLE: dict[str, Any] = {
+    "stop": {"max_tokens": 9, "min_tokens": 5, "stop": ("x",), "ignore_eos": True},
+    "sampling": {"temperature": 0.1, "seed": 3, "guided_decoding": GuidedDecoding(regex="(")},
+    "output": {"logprobs": 20},
+    "routing": {"priority": 3, "cache_namespace": "mine"},
+    "extra_args": {"extra_body": {"bad_words": ["x"]}},
+}
 
-    await (await decode.call()).reply(400, {"error": {"message": "validation error: no", "type": "BadRequestError"}})
+
+@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize(("dialect", "traits"), [(Vllm, GENERATES), (Native, Native.traits)])
+async def test_rule_3_what_decode_refuses_as_the_clients_fault_is_fetched_by_a_call_that_asks_for_nothing(
+    rig: Rig, dialect: type[Dialect], traits: WorkerTraits, status: int
+) -> None:
+    prefill, decode = await rig.pair(dialect, traits=traits)
+    other = await rig.scripted(dialect, Role.DECODE, traits=traits)
+    asked = rig.ask(request_of(**REFUSABLE))
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    await (await decode.call()).reply(status, REFUSED)
+
+    assert isinstance(await asked.fails(), InvalidRequest)
+    body = (await _fetched(dialect, decode)).json()
+
+    await rig.drained()
+    limits = body.get("stop_conditions") or body.get("sampling_params")
+    assert limits["max_tokens"] == 1
+    said = str(body)
+    assert not [word for word in ("min_tokens", "regex", "bad_words", "seed", "'logprobs'", "priority") if word in said]
+    assert (body.get("routing") or body)["cache_salt"] == "mine"
+    assert other.paths == []
+    assert rig.held(asked.context) == {}
+
+
+async def test_rule_3_what_vllms_completions_route_refuses_has_been_freed_by_the_refusal(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Vllm)
+    other = await rig.scripted(Vllm, Role.DECODE)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, Vllm.prefilled())
+
+    await (await decode.call()).reply(400, REFUSED)
 
     assert isinstance(await asked.fails(), InvalidRequest)
     assert rig.held(asked.context) == {}
+    assert len(decode.paths) == 1
     assert other.paths == []
 
 
 @pytest.mark.parametrize("dialect", IN_TURN)
-async def test_rule_3_without_another_decode_worker_the_blocks_are_left_to_their_lease(
+async def test_rule_3_a_decode_worker_that_failed_is_asked_again_where_there_is_no_other(
     rig: Rig, dialect: type[Dialect]
 ) -> None:
     prefill, decode = await rig.pair(dialect)
@@ -319,7 +405,77 @@ async def test_rule_3_without_another_decode_worker_the_blocks_are_left_to_their
     await (await decode.call()).reply(500, {"error": {"message": "no", "type": "InternalServerError"}})
 
     assert isinstance(await asked.fails(), EngineFailure)
+    rig.clock.forward(0.3)
+
+    await _fetched(dialect, decode)
     await rig.drained()
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_where_no_decode_worker_is_left_the_blocks_are_left_to_their_lease(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    (await decode.call()).reset()
+
+    assert isinstance(await asked.fails(), Disconnected)
+    await rig.drained()
+    assert len(decode.paths) == 1
+    assert rig.held(asked.context) == {}
+
+
+@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_a_call_that_asks_for_nothing_and_is_refused_is_not_repeated(
+    rig: Rig, dialect: type[Dialect]
+) -> None:
+    prefill, decode = await rig.pair(dialect, traits=WorkerTraits(served_name="m", version="1.2.0", generate=True))
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, dialect.prefilled())
+    await (await decode.call()).reply(400, REFUSED)
+    assert isinstance(await asked.fails(), InvalidRequest)
+
+    await (await decode.call()).reply(400, REFUSED)
+
+    await rig.drained()
+    assert len(decode.paths) == 2
+    assert rig.held(asked.context) == {}
+
+
+async def test_rule_3_blocks_of_a_prefill_that_was_restarted_are_not_fetched(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Trtllm)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+    await asked.leave()
+
+    rig.registry.identified(prefill.id, Trtllm.traits, restarted=True)
+    await prefilling.reply(200, Trtllm.prefilled())
+
+    await rig.drained()
+    assert decode.paths == []
+
+
+@pytest.mark.parametrize(("dialect", "age_s", "fetches"), [(Vllm, 21.0, 0), (Trtllm, 55.0, 1)])
+async def test_rule_3_an_old_handoff_is_fetched_only_where_a_late_read_fails(
+    rig: Rig, dialect: type[Dialect], age_s: float, fetches: int
+) -> None:
+    """vLLM would keep what it read, whatever that is by then, in decode's prefix cache."""
+    prefill, decode = await rig.pair(dialect)
+    asked = rig.ask()
+    prefilling = await prefill.call()
+    rest = await prefilling.begin_reply(dialect.prefilled())
+    await rig.client.heard(prefill)
+    await asked.leave()
+
+    rig.clock.forward(age_s)
+    await prefilling.raw(rest)
+    prefilling.over.set()
+
+    await settled(lambda: len(decode.paths) == fetches)
+    await rig.background.drain(0.1)
+    assert len(decode.paths) == fetches
     assert rig.held(asked.context) == {}
 
 
