@@ -59,6 +59,10 @@ class DoorClient(WorkerClient):
         """From now on nothing is read of the last reply from there, until somebody wants it."""
         self._last[url].pause()
 
+    def is_over(self, url: str) -> bool:
+        """Has the last reply from there ended, whether or not anybody knows it yet?"""
+        return url in self._last and self._last[url].finished
+
     async def heard(self, worker: ScriptedWorker) -> None:
         """Until something of the worker's last reply was read."""
         await settled(lambda: self._last[worker.worker.url].began_at is not None)

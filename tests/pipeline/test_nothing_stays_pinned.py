@@ -1,8 +1,8 @@
 """However a prefill's work comes to be thrown away, its blocks are read or released, long before their lease ends.
 
 Engine by moment by way, against simulated workers whose time is the rig's. The leases last thirty seconds or for ever;
-what is held five seconds after the event was forgotten. Each takes some 50 ms: every simulated second costs turns of
-the loop, in which the workers' sockets are served.
+what is held five seconds after the event was forgotten. Each takes some 50 ms, some twice as long: every simulated
+second costs turns of the loop, in which the workers' sockets are served.
 """
 
 from __future__ import annotations
@@ -175,8 +175,7 @@ async def the_client_leaves(scene: Scene) -> None:
 
 async def its_deadline_passes(scene: Scene) -> None:
     scene.asked.context.deadline = scene.rig.clock()
-    while not scene.asked.task.done():
-        await scene.passes(0.05)
+    await scene.until(scene.asked.task.done)
     assert isinstance(scene.asked.task.exception(), DeadlineExceeded)
 
 
@@ -266,6 +265,21 @@ async def test_nothing_stays_pinned_when_the_client_has_left_and_one_decode_work
     await scene.rests()
 
 
+@pytest.mark.parametrize("fault", [*REFUSALS, *BREAKS])
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_nothing_stays_pinned_when_the_client_leaves_in_the_step_in_which_decode_fails(
+    stage: Stage, engine: str, fault: str
+) -> None:
+    """How it failed is found out by who releases."""
+    scene = await stage(engine, fault, decodes=2)
+    await scene.until(lambda: scene.rig.client.is_over(scene.decode.url))
+
+    scene.asked.task.cancel()
+    await asyncio.wait([scene.asked.task])
+
+    await scene.rests()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_nothing_stays_pinned_when_the_first_token_is_enough(stage: Stage, engine: str) -> None:
     def enough(taken: Taken) -> None:
@@ -346,8 +360,7 @@ async def test_a_shutdown_that_does_not_wait_leaves_nothing_here(
     scene = await stage(engine)
     await moment(scene)
     await scene.asked.leave()
-    for _ in range(steps):
-        await scene.passes(0.05)
+    await scene.passes(0.05 * steps)
 
     await scene.rig.background.drain(0.0)
 

@@ -129,6 +129,23 @@ def test_leaving_while_the_kv_travels_lets_it_arrive_and_frees_it(house: House, 
     assert cancelled(house, model) == (counted + 1, dropped + 1)
 
 
+@pytest.mark.parametrize("engine", PAIRED)
+@pytest.mark.parametrize("choices", [1, 3])
+def test_what_decode_refuses_is_freed_for_all_choices(house: House, engine: str, choices: int) -> None:
+    """One refusal ends the whole request, whatever its other choices are at."""
+    model = f"pair-{engine}"
+    victims = house.workers(model, "decode")
+    for victim in victims:
+        house.call(victim.faults.add, "status=400@request")
+
+    reply = house.http.post("/v1/completions", json={"model": model, **LONG, "n": choices, "temperature": 1})
+
+    assert reply.status_code == 400
+    for victim in victims:
+        house.call(victim.faults.clear)
+    house.settle(within_s=1)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_leaving_while_the_legs_meet_frees_both(house: House, stream: bool) -> None:
     wire = begin(house, "far-sglang", stream=stream)
