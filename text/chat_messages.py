@@ -7,7 +7,9 @@ JSON text, a message without content with the key missing, null or empty. `Templ
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +37,7 @@ MEDIA = ("image", "audio", "video")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """A message's reasoning by its names. The first is the one that templates read; gpt-oss reads the second."""
 _REASONING_NAMES = frozenset(_REASONING)
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class NoContent(enum.Enum):
@@ -47,7 +50,8 @@ class NoContent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a template takes. `media`: the kinds of parts beside text that leave a trace in the prompt."""
+    """What a template takes. `media`: the kinds of parts beside text that leave a trace in the prompt. `short_ids`: it
+    refuses ids of calls that are not nine letters and digits."""
 
     strings: bool = True
     parts: bool = False
@@ -55,6 +59,7 @@ class TemplateTraits:
     media: frozenset[str] = frozenset()
     arguments_as_text: bool = False
     no_content: NoContent = NoContent.ABSENT
+    short_ids: bool = False
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> list[Message]:
@@ -79,6 +84,10 @@ def _message(message: Mapping[str, Any], where: str, traits: TemplateTraits) -> 
         out["content"] = _content(out["content"], f"{where}.content", out.get("role"), traits)
     elif traits.no_content is not NoContent.ABSENT:
         out["content"] = "" if traits.no_content is NoContent.EMPTY else None
+    if "function_call" in out or out.get("role") == "function":
+        _modernize(out)
+    if traits.short_ids and isinstance(out.get("tool_call_id"), str):
+        out["tool_call_id"] = _short(out["tool_call_id"])
     if out.get("tool_calls"):
         out["tool_calls"] = [
             _tool_call(call, f"{where}.tool_calls[{place}]", traits) for place, call in enumerate(out["tool_calls"])
@@ -123,13 +132,41 @@ def _parts(content: Sequence[Any], where: str, traits: TemplateTraits) -> Iterat
             raise _invalid(f"{where}[{place}]: unknown part type {kind!r}")
 
 
+def _modernize(message: Message) -> None:
+    """The deprecated `function_call` and its answer as a call of a tool and the tool's; templates know no others."""
+    function = message.pop("function_call", None)
+    if isinstance(function, Mapping) and not message.get("tool_calls"):
+        message["tool_calls"] = [{"id": f"call_{function.get('name')}", "type": "function", "function": function}]
+    if message.get("role") == "function":
+        message["role"] = "tool"
+        message.setdefault("tool_call_id", f"call_{message.get('name')}")
+
+
+def _short(call_id: str) -> str:
+    """Nine letters or digits that stand for an id, always the same."""
+    return call_id if _SHORT_ID.fullmatch(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
 def _tool_call(call: Any, where: str, traits: TemplateTraits) -> dict[str, Any]:
+    if isinstance(call, Mapping):
+        call = _custom_as_function(call) if call.get("type") == "custom" else call
+        if traits.short_ids and isinstance(call.get("id"), str):
+            call = {**call, "id": _short(call["id"])}
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise _invalid(f"{where} must be an object with a function")
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
     written = json.dumps(arguments, ensure_ascii=False) if traits.arguments_as_text else arguments
     return {**call, "function": {**function, "arguments": written}}
+
+
+def _custom_as_function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    custom = call.get("custom")
+    if not isinstance(custom, Mapping):
+        return call
+    rest = {name: value for name, value in call.items() if name != "custom"}
+    function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    return {**rest, "type": "function", "function": function}
 
 
 def _arguments(arguments: Any, where: str) -> Mapping[str, Any]:

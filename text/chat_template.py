@@ -6,6 +6,7 @@ What a template takes is found out by rendering small conversations with it when
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +15,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from protocols.errors import InvalidRequest
 from text.chat_messages import MEDIA, NoContent, TemplateTraits, template_messages
+from text.chat_tools import completed_tools, template_tools
 from text.jinja_environment import chat_environment
 
 DEFAULT = "default"
@@ -23,6 +25,8 @@ _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError,
 """What a template can raise while it renders: its own words, or Python's about values it did not expect."""
 _CONTINUE_HERE = "\ue000continue here\ue000 "
 _PROBE = "a probe of mine"
+_LEADS: tuple[tuple[dict[str, Any], ...], ...] = ((), ({"role": "system", "content": "S"},))
+"""What stands before a conversation that a template is tried with."""
 _PROBE_VARIABLES = {"tools": None, "documents": None, "add_generation_prompt": True}
 
 
@@ -73,7 +77,8 @@ class ChatTemplate:
         template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt. No tools, or an empty list, is None to the template.
+        """The prompt. No tools, or an empty list, is None to the template. What tools may leave out (descriptions,
+        parameters) is filled in for a template that cannot do without.
 
         `continue_final_message`: the prompt ends with the last message's text, for the model to go on with.
         `template`: one of several by name. `variables`: whatever else the template asks for (`enable_thinking`); they
@@ -84,20 +89,24 @@ class ChatTemplate:
         prepared = template_messages(messages, self._traits[name])
         if continue_final_message:
             _mark_end(prepared, messages)
+        known = {**variables, "documents": documents, "add_generation_prompt": add_generation_prompt}
         try:
-            text = self._run(
-                name,
-                prepared,
-                {
-                    **variables,
-                    "tools": list(tools) if tools else None,
-                    "documents": documents,
-                    "add_generation_prompt": add_generation_prompt,
-                },
-            )
+            text = self._with_tools(name, prepared, known, template_tools(tools) if tools else None)
         except _FAILURES as error:
             raise InvalidRequest(_words(error), param="messages") from error
         return _cut_at_mark(text) if continue_final_message else text
+
+    def _with_tools(
+        self, name: str, messages: list[dict[str, Any]], known: Mapping[str, Any], tools: list[dict[str, Any]] | None
+    ) -> str:
+        try:
+            return self._run(name, messages, {**known, "tools": tools})
+        except _FAILURES:
+            if tools is not None:
+                with suppress(*_FAILURES):
+                    return self._run(name, messages, {**known, "tools": completed_tools(tools)})
+            # What counts is what the template says of the tools as they were given.
+            raise
 
     def _choose(self, template: str | None, tools: bool) -> str:
         if template is not None:
@@ -120,14 +129,22 @@ class ChatTemplate:
         strings = self._shows(name, _PROBE, _PROBE)
         parts = self._shows(name, _PROBE, [{"type": "text", "text": _PROBE}])
         arguments_as_text, no_content = self._probe_tool_call(name)
+        calling = TemplateTraits(arguments_as_text=arguments_as_text, no_content=no_content)
         return TemplateTraits(
             strings=strings or not parts,
             parts=parts,
-            developer="developer" in source,
+            developer="developer" in source and self._knows_developers(name),
             media=frozenset(kind for kind in MEDIA if parts and self._notices(name, kind)),
             arguments_as_text=arguments_as_text,
             no_content=no_content,
+            short_ids=self._attempt(name, _called("call_probe_of_mine", calling)) == ""
+            and self._attempt(name, _called(_SHORT_ID, calling)) != "",
         )
+
+    def _knows_developers(self, name: str) -> bool:
+        """Does a developer's message come out? Some templates speak of developers without knowing their role."""
+        messages = [{"role": "developer", "content": _PROBE}, {"role": "user", "content": "U"}]
+        return _PROBE in self._attempt(name, messages, leads=((),))
 
     def _shows(self, name: str, text: str, content: Any) -> bool:
         """Does the text come out, and not as a printed Python list?"""
@@ -143,22 +160,32 @@ class ChatTemplate:
         return _PROBE in prompt and prompt != unknown
 
     def _probe_tool_call(self, name: str) -> tuple[bool, NoContent]:
-        """The first form of an assistant's tool call that the template writes out whole; else one it bears with."""
+        """The form of an assistant's tool call that the template writes out whole; else one it bears with.
+
+        Without content where that works, as transformers has it; else in the way that adds least to the prompt.
+        """
         bearable: list[tuple[bool, NoContent]] = []
         for as_text in (False, True):
+            whole: dict[NoContent, str] = {}
             for no_content in NoContent:
                 traits = TemplateTraits(arguments_as_text=as_text, no_content=no_content)
-                prompt = self._attempt(name, template_messages(_TOOL_CALL, traits))
+                prompt = self._attempt(name, _called(_SHORT_ID, traits))
                 if not prompt or (no_content is NoContent.NULL and "None" in prompt):
                     continue
-                if "probe_function" in prompt and "probe_value" in prompt:
-                    return as_text, no_content
                 bearable.append((as_text, no_content))
+                if "probe_function" in prompt and "probe_value" in prompt:
+                    whole[no_content] = prompt
+            if NoContent.ABSENT in whole:
+                return as_text, NoContent.ABSENT
+            if whole:
+                return as_text, min(whole, key=lambda no_content: len(whole[no_content]))
         return bearable[0] if bearable else (False, NoContent.ABSENT)
 
-    def _attempt(self, name: str, messages: list[dict[str, Any]]) -> str:
-        """What the template makes of a conversation, also with a system message in front; "" if it refuses both."""
-        for lead in ((), ({"role": "system", "content": "S"},)):
+    def _attempt(
+        self, name: str, messages: list[dict[str, Any]], leads: tuple[tuple[dict[str, Any], ...], ...] = _LEADS
+    ) -> str:
+        """What the template makes of a conversation with the first lead that it takes; "" if it refuses all."""
+        for lead in leads:
             try:
                 return self._run(name, [*lead, *messages], _PROBE_VARIABLES)
             except _FAILURES:
@@ -166,21 +193,21 @@ class ChatTemplate:
         return ""
 
 
-_TOOL_CALL: tuple[dict[str, Any], ...] = (
-    {"role": "user", "content": "U"},
-    {
-        "role": "assistant",
-        # Mistral's templates insist on ids of nine characters.
-        "tool_calls": [
-            {
-                "id": "probe1234",
-                "type": "function",
-                "function": {"name": "probe_function", "arguments": {"probe_key": "probe_value"}},
-            }
+_SHORT_ID = "probe1234"
+"""Mistral's templates insist on ids of nine characters."""
+
+
+def _called(call_id: str, traits: TemplateTraits) -> list[dict[str, Any]]:
+    """A conversation with a tool call and its result."""
+    function = {"name": "probe_function", "arguments": {"probe_key": "probe_value"}}
+    return template_messages(
+        [
+            {"role": "user", "content": "U"},
+            {"role": "assistant", "tool_calls": [{"id": call_id, "type": "function", "function": function}]},
+            {"role": "tool", "tool_call_id": call_id, "name": "probe_function", "content": "T"},
         ],
-    },
-    {"role": "tool", "tool_call_id": "probe1234", "name": "probe_function", "content": "T"},
-)
+        traits,
+    )
 
 
 def _words(error: BaseException) -> str:

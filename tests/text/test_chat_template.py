@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from datetime import datetime
 from typing import Any
 
@@ -216,11 +218,20 @@ def test_the_given_messages_are_not_changed() -> None:
     assert repr(messages) == before
 
 
+PRINTS = "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}"
+
+
 @pytest.mark.parametrize(
-    ("source", "role"), [("{{ messages[0].role }}", "system"), ("{# developer #}{{ messages[0].role }}", "developer")]
+    ("source", "role"),
+    [
+        (PRINTS, "system"),
+        ("{# developer #}" + PRINTS, "developer"),
+        ("Ask your developer. " + PRINTS.replace("messages", "messages if m.role in ['system', 'user']"), "system"),
+        ("{% if messages[0].role == 'developer' %}{{ raise_exception('no!') }}{% endif %}" + PRINTS, "system"),
+    ],
 )
 def test_a_developer_is_a_system_message_to_a_template_that_knows_none(source: str, role: str) -> None:
-    assert text_of(source, [{"role": "developer", "content": "d"}]) == role
+    assert f"{role}=d;" in text_of(source, [{"role": "developer", "content": "d"}, *USER])
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
@@ -285,6 +296,102 @@ def test_a_message_without_content_comes_as_the_template_can_bear_it(source: str
     template = ChatTemplate(source)
     assert template.traits().no_content is no_content
     assert "None" not in template.render(CALLING)
+
+
+def test_what_adds_least_stands_for_missing_content() -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function }}{% endfor %}"
+        "{% if m['content'] is not none %}<{{ m['content'].strip() }}>{% endif %}{% endfor %}"
+    )
+    assert text_of(source, CALLING) == "<Hi>{'name': 'f', 'arguments': {'x': 'ü'}}"
+
+
+# ---- what OpenAI allows and a template does not
+
+IDS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('9!') }}"
+    "{% endif %}{{ c.function.name }}{{ c.function.arguments }}[{{ c.id }}]{% endfor %}"
+    "{% if m.tool_call_id %}[{{ m.tool_call_id }}]{% endif %}{% endfor %}"
+)
+
+
+def history(call_id: str) -> list[dict[str, Any]]:
+    return [
+        *USER,
+        {"role": "assistant", "tool_calls": [{**CALL, "id": call_id}]},
+        {"role": "tool", "tool_call_id": call_id},
+    ]
+
+
+def ids_in(prompt: str) -> list[str]:
+    return re.findall(r"\[(\w+)]", prompt)
+
+
+def test_ids_are_shortened_for_a_template_that_takes_none_but_nine_characters() -> None:
+    shown = ids_in(text_of(IDS, history("call_00000000000000000001")))
+    others = ids_in(text_of(IDS, history("call_00000000000000000002")))
+
+    assert [len(each) for each in shown] == [9, 9]
+    assert shown[0] == shown[1] != others[0] == others[1]
+
+
+@pytest.mark.parametrize(("source", "call_id"), [(IDS, "Ab3dE6gH9"), (IDS.replace("!= 9", "< 9"), "call_000000000001")])
+def test_ids_that_a_template_takes_are_left_alone(source: str, call_id: str) -> None:
+    assert ids_in(text_of(source, history(call_id))) == [call_id, call_id]
+
+
+DESCRIBED = (
+    "{% for t in tools %}{{ t.function.name + ': ' + t.function.description }}"
+    "{% for name, p in t.function.parameters.properties.items() %}{{ name + p.description }}{% endfor %};{% endfor %}"
+)
+
+
+def test_what_tools_leave_out_is_empty_to_a_template_that_cannot_do_without() -> None:
+    tools = [
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "g", "parameters": {"properties": {"a": {}, "b": True}}}},
+    ]
+    source = DESCRIBED.replace("p.description", "(p.description if p is mapping else '?')")
+    assert text_of(source, USER, tools=tools) == "f: ;g: ab?;"
+
+
+def test_tools_are_shown_as_they_came_to_a_template_that_bears_with_them() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    assert text_of("{{ tools | tojson }}", USER, tools=tools) == json.dumps(tools)
+
+
+def test_a_template_that_refuses_completed_tools_too_speaks_of_the_given_ones() -> None:
+    source = "{{ raise_exception('no description') if 'description' not in tools[0].function else 1 // 0 }}"
+    with pytest.raises(InvalidRequest, match="no description"):
+        text_of(source, USER, tools=[{"type": "function", "function": {"name": "f"}}])
+
+
+def test_a_custom_tool_is_a_function_of_one_string() -> None:
+    custom = {"type": "custom", "custom": {"name": "shell", "description": "Runs.", "format": {"type": "text"}}}
+    source = "{{ tools[0].type }} {{ tools[0].function | tojson }}"
+    schema = '{"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}'
+    shown = '{"name": "shell", "description": "Runs.", "parameters": ' + schema + "}"
+    assert text_of(source, USER, tools=[custom]) == f"function {shown}"
+
+
+def test_a_custom_call_in_the_history_is_a_call_of_that_function() -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": 'echo "ü"'}}
+    messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert text_of(TOOL_CALLS, messages) == 'Hi;shell={"input": "echo \\"ü\\""};'
+
+
+def test_the_deprecated_function_call_and_its_answer_are_a_tools() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %} {{ c.function.name }}{{ c.id }}"
+        "{{ c.function.arguments.x }}{% endfor %}{% if m.tool_call_id %} {{ m.tool_call_id }} {{ m.content }}{% endif %}"
+        ";{% endfor %}"
+    )
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}},
+        {"role": "function", "name": "f", "content": "T"},
+    ]
+    assert text_of(source, messages) == "user;assistant fcall_f1;tool call_f T;"
 
 
 # ---- going on with the last message
