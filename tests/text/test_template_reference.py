@@ -1,25 +1,34 @@
-"""Chat templates against transformers, byte for byte. Slow for their size: importing transformers takes a second."""
+"""Chat templates against transformers, byte for byte.
+
+Slow for their size: importing transformers takes a second, and each template is rendered some dozens of times.
+Templates of our own writing, and those that packages of the registries ship, where `make tokenizers` has fetched them.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from app.demo_model.make import HERE as DEMO
+from protocols.errors import InvalidRequest
 from tests.text import small_tokenizers
+from tests.text.conversations import CONVERSATIONS, TOOLS, Message, as_sent
+from tests.text.real_templates import REAL
+from text.chat_messages import NoContent
 from text.chat_template import ChatTemplate
-
-DEMO_TEMPLATE = (Path(DEMO) / "chat_template.jinja").read_text(encoding="utf-8")
 
 TRIMMING = """
 {%- set loop_messages = messages %}
 {% for message in loop_messages %}
   {# trimmed, with the first token in front #}
-    {% set content = '<|' + message['role'] + '|>\n\n' + message['content'] | trim + eos_token %}
+    {% set content = '<|' + message['role'] + '|>\n\n' + (message['content'] or '') | trim + eos_token %}
     {% if loop.index0 == 0 %}
 {% set content = bos_token + content %}
     {% endif %}
@@ -30,69 +39,96 @@ TRIMMING = """
 {{ '<|assistant|>\n\n' }}
 {% endif %}
 """
-EVERYTHING = """{% macro put(x) %}[{{ x }}]{% endmacro -%}
-{% macro frame() %}({{ caller() }}){% endmacro -%}
-{% set ns = namespace(n=0) %}
-{%- for message in messages recursive %}
-    {%- set ns.n = ns.n + 1 %}
-    {%- if message.role == 'system' %}{% continue %}{% endif %}
-    {%- if ns.n > 3 %}{% break %}{% endif %}
-    {%- if message.role == 'assistant' %}
-{% generation %}
-    {{ message.reasoning_content }}{{ put(message.content) }}
-{% endgeneration %}
-    {%- else %}
-{{ put(message.content) | upper }}
-    {%- endif %}
-{%- endfor %}
-{{ tools | tojson }}|{{ tools | tojson(indent=4) }}|{{ messages[0] | tojson(sort_keys=true, separators=(',', ':')) }}
-{{- messages | map(attribute='role') | join(',') }} {{ ns.n }} {{ thinking is defined }} {{ bos_token }}{{ eos_token }}
-{% filter indent(2) %}
-a
-b
-{% endfilter %}
-{% call frame() %}y{% endcall %}{{ "%.2f" | format(1.005) }}{{ {'b': 1, 'a': [1, none, 'é<']} | tojson }}
-"""
-
-CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
-    "plain": [{"role": "user", "content": "Hi"}],
-    "long": [
-        {"role": "system", "content": " Be <brief>. "},
-        {"role": "user", "content": 'naïve "é" & 😀\n'},
-        {"role": "assistant", "content": "\n\nWell\t", "reasoning": "hm"},
-        {"role": "user", "content": "  more  "},
-    ],
+IDIOMS = {
+    path.stem: path.read_text(encoding="utf-8")
+    for path in sorted(Path(__file__).with_name("templates").glob("*.jinja"))
 }
-TOOL = {"type": "function", "function": {"name": "f", "description": 'a <b> "c" é', "parameters": {"type": "object"}}}
+"""By family, what the chat templates of today's models are built of."""
+OWN = {
+    "demo": (Path(DEMO) / "chat_template.jinja").read_text(encoding="utf-8"),
+    "trimming": TRIMMING,
+    **IDIOMS,
+}
 TOKENS = {"bos_token": "<|call|>", "eos_token": "<|end|>"}
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"enable_thinking": False, "documents": [{"title": "a", "text": "é"}]},
+    {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"},
+)
 
 
-@pytest.mark.parametrize("generation_prompt", [True, False])
-@pytest.mark.parametrize("tools", [None, [TOOL]], ids=["no_tools", "tools"])
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
-@pytest.mark.parametrize("source", [DEMO_TEMPLATE, TRIMMING, EVERYTHING], ids=["demo", "trimming", "everything"])
-def test_a_prompt_is_the_one_that_transformers_makes(
-    source: str, conversation: str, tools: list[dict[str, Any]] | None, generation_prompt: bool
-) -> None:
-    messages = CONVERSATIONS[conversation]
-    reference = PreTrainedTokenizerFast(
-        tokenizer_object=small_tokenizers.byte_level()._hf, chat_template=source, **TOKENS
-    )
-    expected = reference.apply_chat_template(
-        messages, tools=tools, tokenize=False, add_generation_prompt=generation_prompt
-    )
-    template = ChatTemplate(source, special_tokens=TOKENS)
-    assert template.render(messages, tools=tools, add_generation_prompt=generation_prompt) == expected
+def reference(source: str) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=small_tokenizers.byte_level()._hf, chat_template=source, **TOKENS)
 
 
-@pytest.mark.parametrize("source", [DEMO_TEMPLATE, TRIMMING], ids=["demo", "trimming"])
+def differences(source: str) -> list[str]:
+    """What our template does otherwise than transformers, over all conversations and settings."""
+    hugging, ours = reference(source), ChatTemplate(source, special_tokens=TOKENS)
+    found = []
+    for name, tools, prompted, settings in product(CONVERSATIONS, (None, TOOLS), (True, False), SETTINGS):
+        messages, how = CONVERSATIONS[name], {"add_generation_prompt": prompted, **settings}
+        expected = list(_expected(hugging, messages, ours, {"tools": tools, **how}))
+        rendered = _rendered(ours, as_sent(messages), {"tools": tools, **how})
+        if rendered not in expected[:1] and (expected[:1] != [None] or rendered not in expected):
+            found.append(f"{name}, {'tools' if tools else 'no tools'}, {how}: {rendered!r}, not {expected[0]!r}")
+    return found
+
+
+def _expected(
+    hugging: PreTrainedTokenizerFast, messages: list[Message], ours: ChatTemplate, how: dict[str, Any]
+) -> Iterator[str | None]:
+    """First what transformers makes of the messages as its documentation has them: arguments as objects, nothing where
+    there is no content. Then the same of the form that our template has found; None for a failure.
+
+    The second goes past `apply_chat_template`, which takes out every null, though templates ask for them.
+    """
+    try:
+        yield hugging.apply_chat_template(messages, tokenize=False, **how)
+    except Exception:
+        # What a template raises is its own affair; that ours refuses as well is what is compared.
+        yield None
+    traits = ours.traits()
+    content = {NoContent.NULL: {"content": None}, NoContent.EMPTY: {"content": ""}}.get(traits.no_content, {})
+    shaped = [
+        {**content, **{key: value for key, value in message.items() if value is not None}}
+        for message in (as_sent(messages) if traits.arguments_as_text else messages)
+    ]
+    try:
+        prompts, _ = render_jinja_template(conversations=[shaped], chat_template=ours.source, **TOKENS, **how)
+        yield prompts[0]
+    except Exception:
+        yield None
+
+
+def _rendered(ours: ChatTemplate, messages: list[Message], how: dict[str, Any]) -> str | None:
+    try:
+        return ours.render(messages, **how)
+    except InvalidRequest:
+        return None
+
+
+@pytest.mark.parametrize("source", OWN.values(), ids=OWN)
+def test_a_prompt_is_the_one_that_transformers_makes(source: str) -> None:
+    assert differences(source) == []
+
+
+@pytest.mark.parametrize("source", REAL.values(), ids=REAL)
+def test_a_real_models_prompt_is_the_one_that_transformers_makes(source: str) -> None:
+    assert differences(source) == []
+
+
+@pytest.mark.parametrize("source", IDIOMS.values(), ids=IDIOMS)
+def test_no_idiom_fails_where_it_should_not(source: str) -> None:
+    """Slow: makes a template. Otherwise agreeing on failures would pass for agreement."""
+    ours = ChatTemplate(source, special_tokens=TOKENS)
+    assert None not in [_rendered(ours, as_sent(CONVERSATIONS[name]), {"tools": TOOLS}) for name in CONVERSATIONS]
+
+
+@pytest.mark.parametrize("source", [OWN["demo"], OWN["trimming"], OWN["qwen"], OWN["llama"]], ids=range(4))
 @pytest.mark.parametrize("text", ["So I ", "So"])
 def test_an_open_last_message_is_left_open_as_transformers_does(source: str, text: str) -> None:
     messages = [*CONVERSATIONS["plain"], {"role": "assistant", "content": text}]
-    reference = PreTrainedTokenizerFast(
-        tokenizer_object=small_tokenizers.byte_level()._hf, chat_template=source, **TOKENS
-    )
-    expected = reference.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    expected = reference(source).apply_chat_template(messages, tokenize=False, continue_final_message=True)
     template = ChatTemplate(source, special_tokens=TOKENS)
     assert template.render(messages, add_generation_prompt=False, continue_final_message=True) == expected
     assert re.search(r"So( I ?)?$", expected)
