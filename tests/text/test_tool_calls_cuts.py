@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.text.call_samples import SAMPLES
 from tests.text.readings import AUTO, TOOLS, cuts, joined, numbered_ids, told
 from text.answer_parser import ModelMarkup
 from text.answer_pieces import AnswerPiece, ReasoningText
@@ -36,10 +38,18 @@ WORDS = (
 PLACES = st.lists(st.integers(0, 200), max_size=12)
 
 
-def texts(marks: frozenset[str]) -> st.SearchStrategy[str]:
-    """Texts of the marks and of what may stand between them, in any order."""
-    words = st.sampled_from(WORDS)
-    return st.lists(st.one_of(words, st.sampled_from(sorted(marks))) if marks else words, max_size=20).map("".join)
+def texts(marks: frozenset[str], samples: Sequence[str] = ()) -> st.SearchStrategy[str]:
+    """Texts of the marks, of what may stand between them and of parts of samples, in any order."""
+    words = [st.sampled_from(each) for each in (WORDS, sorted(marks)) if each]
+    if samples:
+        spans = st.tuples(st.sampled_from(samples), st.integers(0, 40), st.integers(0, 400))
+        words.append(spans.map(lambda span: span[0][span[1] // 4 * 4 :][: span[2]]))
+    return st.lists(st.one_of(words), max_size=20).map("".join)
+
+
+SAMPLES_OF = {
+    name: [text for sample in SAMPLES if sample.parser == name for text in (sample.one, sample.two)] for name in PARSERS
+}
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -47,7 +57,7 @@ def test_no_cut_changes_the_calls_and_the_content(name: str) -> None:
     """Slow: some dozens of texts a parser, each read three times."""
 
     @settings(max_examples=60)
-    @given(texts(PARSERS[name].tokens()), st.sampled_from(RULES), st.booleans(), PLACES)
+    @given(texts(PARSERS[name].tokens(), SAMPLES_OF[name]), st.sampled_from(RULES), st.booleans(), PLACES)
     def holds(text: str, rules: object, cut: bool, places: list[int]) -> None:
         whole, parts, slow = (
             joined(told(tool_call_parser(name, rules, numbered_ids()), portions, cut=cut))

@@ -177,7 +177,102 @@ def test_a_parameter_that_is_not_closed_ends_at_the_next_tag() -> None:
     assert parsed(read("qwen3_coder", text)[1]) == [("get_weather", {"city": "Paris", "days": 3})]
 
 
+# ---- quotes and tags where they do not belong
+
+
+@pytest.mark.parametrize(
+    ("parser", "call", "arguments"),
+    [
+        (
+            "hermes",
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "Par"is"}}</tool_call>',
+            '{"city": "Par"is"}',
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "a "b" c", "days": 3}}</tool_call>',
+            '{"city": "a "b" c", "days": 3}',
+        ),
+        ("pythonic", "[get_weather(city='it's nice')]", '{"city": "it\'s nice"}'),
+        ("pythonic", "[get_weather(city=r'a', tags=['b' 'c'])]", '{"city": "a", "tags": ["bc"]}'),
+    ],
+)
+def test_a_quote_that_was_not_escaped_ends_no_more_than_its_string(parser: str, call: str, arguments: str) -> None:
+    content, calls = read(parser, list(f"{call} Next."))
+    assert (content, calls) == ("Next.", [("get_weather", arguments)])
+
+
+def test_a_key_that_a_mark_stands_in_is_none() -> None:
+    broken = f'<TOOLCALL>[{W}, {{"name": "get_time", "arguments{{}}}}]</TOOLCALL>Next. <TOOLCALL>[{W}]</TOOLCALL>'
+    content, calls = read("nemotron_deci", list(broken))
+    assert calls == [("get_weather", A), ("get_time", "{}"), ("get_weather", A)]
+    assert content.endswith("Next.")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "close it with </parameter> and go on",
+        "<parameter=x>y</parameter> or </function> so",
+        "x</function>",
+        "</parameter>x",
+        "line\n  </parameter>\nmore <tool_call> z",
+    ],
+)
+def test_a_value_may_speak_of_tags_that_stand_on_lines_of_their_own(value: str) -> None:
+    coder = (
+        f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{value}\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>Next."
+    )
+    content, calls = read("qwen3_coder", list(coder))
+    assert (content, parsed(calls)) == ("Next.", [("get_weather", {"city": value, "days": 3})])
+
+
+@pytest.mark.parametrize("value", ["3", "3</parameter>"])
+def test_so_may_one_that_is_no_string(value: str) -> None:
+    coder = f"<tool_call>\n<function=get_weather>\n<parameter=days>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    arguments = json.loads(read("qwen3_coder", list(coder))[1][0][1])
+    assert str(arguments["days"]) == value
+
+
+def test_tags_without_lines_of_their_own_end_a_value_wherever_they_stand() -> None:
+    text = "<tool_call><function=get_weather><parameter=city>Paris</parameter> Next."
+    assert read("qwen3_coder", list(text)) == ("Next.", [("get_weather", '{"city": "Paris"}')])
+
+
+def test_a_parameter_without_its_tag_is_content_unless_the_length_cut_it_off() -> None:
+    text = "<tool_call>get_weather\n<arg_key>city</arg_key><arg_val Well."
+    assert read("glm45", list(text)) == ("city<arg_val Well.", [("get_weather", "{}")])
+    assert read("glm45", list(text), cut=True) == ("", [("get_weather", "")])
+
+
+HEADS = [
+    ("<|channel|>final Well, yes.", "Well, yes."),
+    ("<|channel|>analysis<|channel|>final<|message|>Well, yes.", "Well, yes."),
+    ("<|channel|>Well, yes.<|end|><|start|>assistant", "Well, yes."),
+    ("<|start|>assistant<|channel|>commentary to=functions.get_time <|constrain|>json", ""),
+    ("Well, yes.<|start|>assistant", "Well, yes."),
+    ("<|channel|>final Well, yes.<|channel|>final<|message|>And no.", "Well, yes.\nAnd no."),
+]
+
+
+@pytest.mark.parametrize(("text", "content"), HEADS)
+def test_of_a_head_that_is_none_only_its_own_words_are_passed_over(text: str, content: str) -> None:
+    assert read("harmony", list(text)) == (content, [])
+    assert read("harmony", text) == (content, [])
+
+
 # ---- white space
+
+
+def test_white_space_behind_a_call_with_nothing_before_is_no_content() -> None:
+    assert read("hermes", list(f"<tool_call>{W}</tool_call>\n\nDone."))[0] == "Done."
+
+
+@pytest.mark.parametrize("end", range(15, 30))
+def test_a_cut_behind_a_list_of_calls_takes_no_white_space(end: int) -> None:
+    text = "So: [get_time()] ) and on"
+    assert read("pythonic", [text[:end], text[end:]])[0] == "So:  ) and on"
 
 
 @pytest.mark.parametrize("text", ["\n\n{}", "{}\n\n", " {}\n{}\n"])

@@ -79,6 +79,8 @@ class ToolCallParser(ABC):
 
     def _say(self, text: str) -> None:
         """Content; white space at its end waits for what follows."""
+        if self._called_last and not self._said:
+            text = text.lstrip()
         shown = text.rstrip()
         if not shown:
             self._blank += text

@@ -14,6 +14,7 @@ from text.tool_calls.json_value import JsonValue, arguments_text
 
 _SHORT = r'"(?:[^"\\]|\\.){0,200}'
 """The beginning of a key or a name; what is longer is neither."""
+_LONGEST = 402
 _STRING = re.compile(rf'{_SHORT}"')
 _STRING_TO_COME = re.compile(rf"{_SHORT}\\?")
 _NAMES = frozenset({"name", "function", "tool_name"})
@@ -76,12 +77,15 @@ class CallObject(JsonArguments):
         return key is not None or self._state != self._keying
 
     def _short_string(self) -> str | None:
-        """The string that begins here, stepped over. None: it is not whole yet, or it broke the object."""
+        """The string that begins here, stepped over. None: it is not whole yet, or it broke the object, as one does
+        that a mark stands in."""
         found = _STRING.match(self._buffer, self._at)
-        if found is not None:
+        begun = self._buffer[self._at : self._at + _LONGEST] if found is None else found.group()
+        marked = self.silent.find(begun) is not None
+        if found is not None and not marked:
             self._at = found.end()
-            return _text(found.group())
-        if self._final or not _STRING_TO_COME.fullmatch(self._buffer, self._at):
+            return _text(begun)
+        if marked or self._final or not _STRING_TO_COME.fullmatch(self._buffer, self._at):
             self._fail()
         return None
 

@@ -17,17 +17,24 @@ from text.marks import Marks
 from text.tool_calls.functions import Functions
 from text.tool_calls.json_arguments import JsonArguments
 
-_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _LONGEST_HEAD = 500
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _BARE_HEAD = "to="
+_TO = r"\s*(?:to=[^\s<]*)?\s*"
+_HEAD_WORDS = re.compile(
+    rf"\s*(?:assistant\b)?{_TO}(?:<\|channel\|>\s*)?(?:(?:analysis|commentary|final)\b)?{_TO}"
+    r"(?:<\|constrain\|>\s*)?(?:json\b)?\s*",
+    re.IGNORECASE,
+)
+"""What a head is made of."""
 
 
 class Harmony(JsonArguments):
     """Tells thoughts beside content and calls. Without functions, messages to functions are content."""
 
-    silent = Marks((_START, _CHANNEL, _MESSAGE, "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"))
+    silent = Marks((_START, _CHANNEL, _CONSTRAIN, _MESSAGE, "<|end|>", "<|call|>", "<|return|>"))
     marks = silent
     ends = Marks(("<|end|>", "<|return|>", "<|call|>", _START, _CHANNEL))
 
@@ -71,20 +78,34 @@ class Harmony(JsonArguments):
             self._state = self._head
 
     def _head(self) -> bool:
-        """Up to the message; a head that another begins in, or that is too long, is none."""
-        end = self._buffer.find(_MESSAGE, self._at, self._at + _LONGEST_HEAD)
-        if end >= 0:
-            head = self._buffer[self._at : end]
-            self._at = end + len(_MESSAGE)
+        """Up to the message. Where another mark or the end comes first, or nothing for long, it was no head: of that
+        only a head's own words are passed over."""
+        opening = self.marks.at(self._buffer, self._at)
+        start = self._at if opening is None else opening.end()
+        found = self._first_strange(start, after_start=opening is None or opening.group() == _START)
+        if found is not None and found.group() == _MESSAGE:
+            head = self._buffer[self._at : found.start()]
+            self._at = found.end()
             self._open(head)
             return True
-        if len(self._buffer) - self._at < _LONGEST_HEAD and not self._final:
+        if found is None and len(self._buffer) - self._at < _LONGEST_HEAD and not self._final:
             return False
-        found = self.marks.at(self._buffer, self._at)
-        if found is not None:
-            self._at = len(self._buffer) if self._final else found.end()
+        if found is None and self._cut:
+            self._at = len(self._buffer)
+        elif opening is not None:
+            words = _HEAD_WORDS.match(self._buffer, start, len(self._buffer) if found is None else found.start())
+            self._at = start if words is None else words.end()
         self._state = self._content
         return True
+
+    def _first_strange(self, start: int, *, after_start: bool) -> re.Match[str] | None:
+        """The first mark that does not stand inside heads."""
+        inside = {_CONSTRAIN, _CHANNEL} if after_start else {_CONSTRAIN}
+        found = self.marks.find(self._buffer, start)
+        while found is not None and found.group() in inside:
+            inside -= {found.group()}
+            found = self.marks.find(self._buffer, found.end())
+        return found
 
     def _open(self, head: str) -> None:
         """A message begins."""

@@ -69,7 +69,8 @@ class JsonValue:
         elif char in "}]":
             self._depth -= 1
             self.done = self._depth <= 0
-        elif char == '"' or not self._last or self._last in _BEFORE_QUOTE:
+        elif not self._last or self._last in _BEFORE_QUOTE:
+            # Elsewhere it is a quote that a string before it should have escaped.
             self._quote = char
         self._last = char
         parts.append(text[at : end + 1])

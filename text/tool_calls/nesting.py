@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+_PREFIXES = frozenset("rRbBfFuU")
+
 
 class Nesting:
     """One value, in a notation with `quotes`, that ends before one of `ends` outside of all brackets and strings.
 
-    `escapes`: a backslash takes the next character out of a string's syntax.
+    `escapes`: a backslash takes the next character out of a string's syntax. Then it can be forgotten, too: a quote
+    where no string can begin opens none.
     """
 
-    __slots__ = ("_closing", "_depth", "_ends", "_inside", "_outside", "_quotes", "at")
+    __slots__ = ("_closing", "_depth", "_ends", "_escapes", "_inside", "_outside", "_quotes", "at")
 
     def __init__(self, quotes: Sequence[str], ends: str, *, escapes: bool) -> None:
         ordered = sorted(quotes, key=len, reverse=True)
         self._quotes = ordered
         self._ends = ends
+        self._escapes = escapes
         self._outside = re.compile("|".join(map(re.escape, (*ordered, *"()[]{}", *ends))))
         self._closing = {
             quote: re.compile((r"\\.|" if escapes else "") + re.escape(quote), re.DOTALL) for quote in quotes
@@ -36,6 +40,9 @@ class Nesting:
                 self.at = self._settled(text, start) - start
                 return -1
             sign = found.group()
+            if sign in self._closing and self._escapes and not self._begins_string(text, start, found.start()):
+                self.at = found.end() - start
+                continue
             if sign in self._closing:
                 place = self._string_end(text, found, final)
                 if place < 0:
@@ -48,6 +55,16 @@ class Nesting:
                 return found.start()
             self._depth += 1 if sign in "([{" else -1 if sign in ")]}" else 0
             self.at = found.end() - start
+
+    @staticmethod
+    def _begins_string(text: str, start: int, place: int) -> bool:
+        """Can a string begin at `place`? Not behind a word, unless the word is its prefix."""
+        before = place - 1
+        if before > start and text[before] in _PREFIXES:
+            before -= 1
+        while before >= start and text[before].isspace():
+            before -= 1
+        return before < start or not (text[before].isalnum() or text[before] == "_")
 
     def _settled(self, text: str, start: int) -> int:
         """Before a quote that may have begun."""

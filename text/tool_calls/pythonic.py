@@ -119,11 +119,12 @@ class Pythonic(ParameterArguments):
         elif char == "]":
             self._at += 1
             self._state = self._content
-        elif char or self._final:
-            self._at = start
-            self._state = self._content
         else:
-            return False
+            # The white space is no longer the list's: it is content if text follows.
+            self._at = start
+            if not char and not self._final:
+                return False
+            self._state = self._content
         return True
 
 

@@ -62,6 +62,8 @@ class TaggedCalls(ParameterArguments):
         self._seen = 0
         """How far a value was searched, from `_at`."""
         self._opened = False
+        self._own_lines = False
+        """Do the value's tags have lines of their own?"""
 
     @classmethod
     def opens(cls) -> frozenset[str]:
@@ -145,8 +147,8 @@ class TaggedCalls(ParameterArguments):
         other = self.inner.find(self._buffer, self._at)
         if end < 0 and other is None and len(self._buffer) - self._at < _LONGEST_KEY and not self._final:
             return False
-        if end < 0 and other is None and self._final:
-            # A tag that the end of the answer cut in two names nothing.
+        if end < 0 and other is None and self._cut:
+            # A tag that the answer's length cut in two names nothing.
             self._at = len(self._buffer)
             self._state = self._between
             return True
@@ -161,7 +163,8 @@ class TaggedCalls(ParameterArguments):
         self._types = self._types_of(self._parameter, self._buffer[found.end() : end])
         self._at = end + len(self.key_end)
         self._seen = 0
-        self._opened = not self.trimmed
+        self._opened = False
+        self._own_lines = False
         if self._types == STRING:
             self._tell_parameter(self._parameter, '"')
             self._state = self._string
@@ -175,20 +178,14 @@ class TaggedCalls(ParameterArguments):
 
     def _string(self) -> bool:
         """A string, told as it comes."""
-        if not self._opened:
-            if self._at == len(self._buffer) and not self._final:
-                return False
-            self._opened = True
-            if self._buffer.startswith("\n", self._at):
-                self._at += 1
-        found = self.ends.find(self._buffer, self._at)
+        if not self._open_value():
+            return False
+        found, end = self._value_end(self._at)
         if found is not None or (self._final and not self._cut):
-            end = len(self._buffer) if found is None else found.start()
             text = self._buffer[self._at : end]
             self._argue(json_string(text.removesuffix("\n") if self.trimmed else text)[1:])
             self._leave_value(found)
             return True
-        end = len(self._buffer) if self._final else self.ends.settled(self._buffer, self._at)
         if self.trimmed and not self._final and self._buffer.endswith("\n", self._at, end):
             end -= 1
         self._argue(json_string(self._buffer[self._at : end])[1:-1])
@@ -199,21 +196,56 @@ class TaggedCalls(ParameterArguments):
 
     def _other(self) -> bool:
         """A value that is no string, told when it is whole. One that was cut off is not told."""
-        found = self.ends.find(self._buffer, self._at + self._seen)
-        if found is None and not self._final:
-            self._seen = self.ends.settled(self._buffer, self._at + self._seen) - self._at
+        if not self._open_value():
             return False
-        end = len(self._buffer) if found is None else found.start()
+        found, end = self._value_end(self._at + self._seen)
+        if found is None and not self._final:
+            self._seen = end - self._at
+            return False
         if found is not None or not self._cut:
             self._tell_parameter(self._parameter, self._as_json(self._buffer[self._at : end]))
         self._at = end
         self._leave_value(found)
         return True
 
+    def _open_value(self) -> bool:
+        """Steps over the line break that belongs to the opening tag; False as long as one may still come."""
+        if not self._opened and self.trimmed:
+            if self._at == len(self._buffer) and not self._final:
+                return False
+            self._own_lines = self._buffer.startswith("\n", self._at)
+            self._at += self._own_lines
+        self._opened = True
+        return True
+
+    def _value_end(self, start: int) -> tuple[re.Match[str] | None, int]:
+        """The mark that ends the value, and where the value ends as far as is known."""
+        found = self.ends.find(self._buffer, start)
+        while found is not None:
+            ends = self._ends_value(found)
+            if ends is None:
+                return None, found.start()
+            if ends:
+                return found, found.start()
+            start = found.end()
+            found = self.ends.find(self._buffer, start)
+        return None, len(self._buffer) if self._final else self.ends.settled(self._buffer, start)
+
+    def _ends_value(self, mark: re.Match[str]) -> bool | None:
+        """Where tags have lines of their own, one in the midst of a line counts only if another tag follows: values may
+        be about tags. None: that is still to be seen."""
+        start = mark.start()
+        if not self._own_lines or (start > self._at and self._buffer[start - 1] == "\n"):
+            return True
+        behind = self._blank_end(mark.end())
+        if behind == len(self._buffer):
+            return True if self._final else None
+        if self.inner.at(self._buffer, behind) is not None:
+            return True
+        return None if not self._final and self.inner.settled(self._buffer, behind) == behind else False
+
     def _as_json(self, raw: str) -> str:
-        if self.trimmed:
-            raw = raw.removeprefix("\n").removesuffix("\n")
-        return as_json(raw, self._types)
+        return as_json(raw.removesuffix("\n") if self.trimmed else raw, self._types)
 
     def _leave_value(self, found: re.Match[str] | None) -> None:
         if found is None:
