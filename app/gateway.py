@@ -235,7 +235,7 @@ def _token_model(
 
 
 def _chat_reader(settings: Settings, model: ModelSettings, files: ModelFiles) -> ChatReader:
-    template = None if files.chat_template is None else files.chat_template.source
+    template = None if files.chat_template is None else files.chat_template.markup
     return ChatReader(
         ModelMarkup.choose(model.tool_call_parser, model.reasoning_parser, template),
         files.tokenizer,

@@ -48,8 +48,6 @@ class ChatTemplate:
         sources = {DEFAULT: source} if isinstance(source, str) else dict(source)
         if not sources:
             raise ValueError("no chat template in an empty list of templates")
-        self.source = "\n".join(sources.values())
-        """All of them as they were given: what a model's markup is told by."""
         self._constants = {**environment.globals, **(special_tokens or {})}
         self._templates: dict[str, Template] = {}
         for name, text in sources.items():
@@ -60,6 +58,9 @@ class ChatTemplate:
             # They are among the constants; here Jinja would walk through the environment's at every rendering.
             loaded.globals = {}
         self._traits = {name: self._probe(name, text) for name, text in sources.items()}
+        calls = (self._attempt(name, _called(_SHORT_ID, traits)) for name, traits in self._traits.items())
+        self.markup = "\n".join((*sources.values(), *calls))
+        """All of them as they were given, and how they write a call: what a model's own markup is told by."""
 
     def traits(self, template: str | None = None, *, tools: bool = False) -> TemplateTraits:
         """What the template that would be used takes."""

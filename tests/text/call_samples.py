@@ -64,6 +64,19 @@ HARMONY_W = f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|
 HARMONY_T = "<|start|>assistant to=functions.get_time<|channel|>commentary json<|message|>{}<|call|>"
 
 
+COHERE_W = '{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris", "days": 3}}'
+COHERE_T = '{"tool_call_id": "1", "tool_name": "get_time", "parameters": {}}'
+
+
+def seed(call: str) -> str:
+    return call.replace("tool_call>", "seed:tool_call>")
+
+
+def cohere(*calls: str) -> str:
+    inner = ",\n    ".join(calls)
+    return f"<|START_ACTION|>[\n    {inner}\n]<|END_ACTION|>"
+
+
 def section(inner: str) -> str:
     return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
 
@@ -127,6 +140,8 @@ SAMPLES = (
         "<start_function_call>call:get_weather{days:<escape>3<escape>,city:<escape>Paris<escape>}<end_function_call>"
         "<start_function_call>call:get_time{}<end_function_call>",
     ),
+    Sample("seed_oss", seed(QWEN_W), f"{seed(QWEN_W)}\n{seed(QWEN_T)}"),
+    Sample("cohere", f"<|START_ACTION|>[\n    {COHERE_W}\n]<|END_ACTION|>", cohere(COHERE_W, COHERE_T)),
     Sample("harmony", HARMONY_W, HARMONY_W + HARMONY_T),
     Sample("default", f"<tool_call>{W}</tool_call>", f"<TOOLCALL>[{W},{T}]</TOOLCALL>"),
     Sample("default", W, f"[{W}, {T}]"),

@@ -37,6 +37,8 @@ def split(style: str, parts, **options) -> tuple[str, str]:
         ("glm45", "\n<think>Hm.</think>\nYes."),
         ("kimi", "◁think▷Hm.◁/think▷Yes."),
         ("mistral", "[THINK]Hm.[/THINK]Yes."),
+        ("cohere", "<|START_THINKING|>Hm.<|END_THINKING|>Yes."),
+        ("seed_oss", "<seed:think>\nHm.\n</seed:think>Yes."),
         ("granite", "Here is my thought process: Hm. Here is my response: Yes."),
         ("granite", "Here's my thought process:\nHm.\nHere's my response:\nYes."),
         ("gemma", "<|channel>thought\nHm.\n<channel|>Yes."),

@@ -94,7 +94,7 @@ def _expected(
         for message in (as_sent(messages) if traits.arguments_as_text else messages)
     ]
     try:
-        prompts, _ = render_jinja_template(conversations=[shaped], chat_template=ours.source, **TOKENS, **how)
+        prompts, _ = render_jinja_template(conversations=[shaped], chat_template=hugging.chat_template, **TOKENS, **how)
         yield prompts[0]
     except Exception:
         yield None

@@ -8,6 +8,7 @@ import pytest
 
 from tests.text.readings import AUTO
 from tests.text.real_tokenizers import folder_of
+from text.chat_template import ChatTemplate
 from text.reasoning.styles import reasoning_for_template
 from text.tool_calls.table import (
     ALIASES,
@@ -60,7 +61,9 @@ def test_opening_marks_are_among_the_markups_tokens(name: str) -> None:
 TEMPLATES = {
     "harmony": "<|start|>assistant<|channel|>commentary to=functions.{{ tool_call.name }}",
     "gemma": "{{ '<|tool_call>call:' + function.name + '{' }}",
-    "deepseek_v3_2": "<｜DSML｜function_calls>",
+    "deepseek_v3_2": "{%- set dsml_token = '｜DSML｜' -%}{{ '<' + dsml_token + 'function_calls>' }}",
+    "seed_oss": "<seed:tool_call>\n<function=f>\n<parameter=a>",
+    "cohere": "<|START_ACTION|>[{{ calls }}]<|END_ACTION|>",
     "deepseek_v3": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + name + '\\n```json\\n'",
     "deepseek_v3_1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>'",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>",
@@ -80,6 +83,16 @@ TEMPLATES = {
     "default": "{% for tool in tools %}{{ tool | tojson }}{% endfor %}",
     None: "{% for message in messages %}{{ message.content }}{% endfor %}",
 }
+
+
+def test_a_template_tells_the_parser_by_what_it_writes_too() -> None:
+    source = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ '<' ~ 'tool_call>' ~ c.function.name ~ c.function.arguments.probe_key ~ '</' ~ 'tool_call>' }}"
+        "{% endfor %}{% endfor %}{{ tools }}"
+    )
+    assert parser_for_template(source) == "default"
+    assert parser_for_template(ChatTemplate(source).markup) == "hermes"
 
 
 @pytest.mark.parametrize(("name", "source"), TEMPLATES.items())

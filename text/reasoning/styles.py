@@ -86,6 +86,8 @@ STYLES: dict[str, ThinkingStyle] = {
         closes=("Here is my response:", "Here's my response:"),
         closes_alone=False,
     ),
+    "cohere": ThinkingStyle(opens=("<|START_THINKING|>",), closes=("<|END_THINKING|>",), anywhere=True),
+    "seed_oss": ThinkingStyle(opens=("<seed:think>",), closes=("</seed:think>",), anywhere=True),
     "step3": _STARTS,
     "nemotron_deci": _THINK,
     "nemotron": _STARTS_AND_CALLS,
@@ -94,6 +96,8 @@ STYLES: dict[str, ThinkingStyle] = {
 }
 ALIASES = {
     "default": "basic",
+    "cohere_command3": "cohere",
+    "cohere_command4": "cohere",
     "deepseek_v3_1": "deepseek_v3",
     "deepseek_v31": "deepseek_v3",
     "deepseek_v3_2": "deepseek_v3",
@@ -117,6 +121,8 @@ _TEMPLATES: tuple[tuple[str, str], ...] = (
     (r"<\|channel>", "gemma"),
     (r"◁think▷", "kimi"),
     (r"\[THINK\]", "mistral"),
+    (r"<\|START_THINKING\|>", "cohere"),
+    (r"<seed:think>", "seed_oss"),
     (r"(?i)Here(?:'s| is) my thought process:", "granite"),
     (r"(?s)^(?!.*</?think>)", ""),
     (r"<\|tool_calls_section_begin\|>", "kimi_k2"),

@@ -1,4 +1,4 @@
-"""The markups around JSON call objects: Hermes and Qwen, Llama 3, Phi 4, Jamba, Nemotron, Granite, Mistral, none."""
+"""The markups around JSON call objects: Hermes and Qwen, Llama 3, Phi 4, Jamba, Nemotron, Granite, Cohere, Mistral."""
 
 from __future__ import annotations
 
@@ -54,6 +54,17 @@ class Granite(JsonCalls):
 
     openers = ("<|tool_call|>", "<tool_call>")
     closers = ("</tool_call>",)
+
+
+class Cohere(JsonCalls):
+    """`<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": …}, …]<|END_ACTION|>`, and marks around what
+    it says; Command R7B and A."""
+
+    openers = ("<|START_ACTION|>",)
+    closers = (
+        *("<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        *("<|START_TEXT|>", "<|END_TEXT|>"),
+    )
 
 
 class AnyJson(JsonCalls):

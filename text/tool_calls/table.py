@@ -10,10 +10,20 @@ from text.tool_calls.forced import ForcedCalls
 from text.tool_calls.gemma import Gemma
 from text.tool_calls.harmony import Harmony
 from text.tool_calls.headed_calls import DeepSeekV3, KimiK2
-from text.tool_calls.json_markups import AnyJson, Granite, Hermes, Jamba, Llama3Json, Mistral, NemotronDeci, Phi4
+from text.tool_calls.json_markups import (
+    AnyJson,
+    Cohere,
+    Granite,
+    Hermes,
+    Jamba,
+    Llama3Json,
+    Mistral,
+    NemotronDeci,
+    Phi4,
+)
 from text.tool_calls.pythonic import Pythonic
 from text.tool_calls.rules import CallMode, CallRules
-from text.tool_calls.tag_markups import Dsml, Glm, MiniMaxM2, Qwen3Coder, Step3
+from text.tool_calls.tag_markups import Dsml, Glm, MiniMaxM2, Qwen3Coder, SeedOss, Step3
 
 PARSERS: dict[str, type[MarkupParser]] = {
     "default": AnyJson,
@@ -34,6 +44,8 @@ PARSERS: dict[str, type[MarkupParser]] = {
     "nemotron_deci": NemotronDeci,
     "granite": Granite,
     "step3": Step3,
+    "seed_oss": SeedOss,
+    "cohere": Cohere,
     "gemma": Gemma,
     "harmony": Harmony,
 }
@@ -68,13 +80,15 @@ ALIASES = {
     "phi4_mini_json": "phi4",
     "gemma4": "gemma",
     "functiongemma": "gemma",
+    "cohere_command3": "cohere",
+    "cohere_command4": "cohere",
     "gpt_oss": "harmony",
     "openai": "harmony",
 }
 _TEMPLATES: tuple[tuple[str, str], ...] = (
     (r"<\|channel\|>", "harmony"),
     (r"<\|tool_call>|<\|channel>|<start_function_call>", "gemma"),
-    (r"<｜DSML｜(?! )", "deepseek_v3_2"),
+    (r"<｜DSML｜|'｜DSML｜'", "deepseek_v3_2"),
     (r"(?s)<｜tool▁calls▁begin｜>.*```json", "deepseek_v3"),
     (r"<｜tool▁calls▁begin｜>", "deepseek_v3_1"),
     (r"<\|tool_calls_section_begin\|>", "kimi_k2"),
@@ -82,12 +96,14 @@ _TEMPLATES: tuple[tuple[str, str], ...] = (
     (r"<steptml:invoke", "step3"),
     (r"(\\n|\n)\s*<arg_key>", "glm45"),
     (r"<arg_key>", "glm47"),
+    (r"<seed:tool_call>", "seed_oss"),
     (r"(?s)<function=.*<parameter=", "qwen3_coder"),
     (r"<TOOLCALL>", "nemotron_deci"),
     (r"\[TOOL_CALLS\]", "mistral"),
     (r"functools\[|<\|/tool\|>", "phi4"),
     (r"<tool_calls>", "jamba"),
-    (r"<\|tool_list_start\|>|\[func_name1\(", "pythonic"),
+    (r"<\|START_ACTION\|>", "cohere"),
+    (r"<\|tool_list_start\|>|<\|tool_call_start\|>|\[func_name1\(", "pythonic"),
     (r"<\|tool_call\|>", "granite"),
     (r"<tool_call>", "hermes"),
     (r"<\|python_tag\|>|<\|python_start\|>|\"parameters\\?\": ", "llama3_json"),

@@ -22,6 +22,12 @@ class Qwen3Coder(TaggedCalls):
     trimmed = True
 
 
+class SeedOss(Qwen3Coder):
+    """The same in wrappers of its own."""
+
+    wrappers = (("<seed:tool_call>", "</seed:tool_call>"),)
+
+
 class MiniMaxM2(TaggedCalls):
     """`<minimax:tool_call>\\n<invoke name="NAME">\\n<parameter name="KEY">VALUE</parameter>\\n</invoke>\\n…`. A value
     is taken as it stands."""
