@@ -83,6 +83,16 @@ def test_granites_sentences_are_content_where_nothing_was_thought() -> None:
     assert split("granite", ["So here: Here is my response: yes"]) == ("", "So here: Here is my response: yes")
 
 
+def test_tags_around_all_content_are_none() -> None:
+    text = "<think>\nHm.\n</think>\n<response>Yes, a <b>.</response>\n"
+    assert split("granite", list(text)) == ("Hm.", "Yes, a <b>.\n")
+    assert split("granite", [text]) == ("Hm.", "Yes, a <b>.\n")
+    assert split("granite", list("A <response> is </response> an answer")) == (
+        "",
+        "A <response> is </response> an answer",
+    )
+
+
 def test_a_tag_spoken_of_is_content() -> None:
     assert split("qwen3", list("Use the <think> tag.")) == ("", "Use the <think> tag.")
 

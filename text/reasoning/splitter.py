@@ -53,12 +53,13 @@ class ReasoningSplitter:
         self._open_to_json = structured and self.thinking
         self._closes = frozenset(style.closes)
         self._inside = Marks((*style.closes, *style.opens, *(interrupts if style.interrupted else ())))
-        self._outside = Marks((*style.opens, *(style.closes if style.closes_alone else ())))
+        self._outside = Marks((*style.opens, *(style.closes if style.closes_alone else ()), *style.wraps))
         self._held = ""
         self._fresh = True
         """Was nothing but white space read since thoughts or content began?"""
         self._thought = False
         self._closed = False
+        self._wrapped = False
         self._line_start = True
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -147,7 +148,12 @@ class ReasoningSplitter:
             return end, False
         self._tell_content(text[at : found.start()], out, False)
         mark = found.group()
-        if mark not in self._closes:
+        if mark in self._style.wraps:
+            if (mark == self._style.wraps[0]) if self._fresh else self._wrapped:
+                self._wrapped = not self._wrapped
+            else:
+                self._tell_content(mark, out, False)
+        elif mark not in self._closes:
             if self._style.anywhere or self._line_start:
                 self.thinking, self._fresh = True, True
             else:

@@ -19,7 +19,8 @@ class ThinkingStyle:
     `starts`: answers begin with thoughts where nothing else is known. `anywhere`: the opening mark counts wherever it
     stands, because it is nothing that anybody would write; else only at the beginning of a line. `closes_alone`: a
     closing mark without thoughts before it is no content. `interrupted`: these models may call in the middle of their
-    thoughts, which ends them. `channels`: harmony's messages instead of marks. `appends`: nothing is split off, and the
+    thoughts, which ends them. `wraps`: two marks around the whole content, no content themselves. `channels`: harmony's
+    messages instead of marks. `appends`: nothing is split off, and the
     opening mark that the prompt held is put before the text.
     """
 
@@ -29,6 +30,7 @@ class ThinkingStyle:
     anywhere: bool = False
     closes_alone: bool = True
     interrupted: bool = False
+    wraps: tuple[str, ...] = ()
     channels: bool = False
     appends: bool = False
 
@@ -61,7 +63,7 @@ class ThinkingStyle:
         """The marks. Those that are special tokens of a model have to be left in the text that is parsed."""
         if self.channels:
             return frozenset()
-        return frozenset(self.opens + self.closes)
+        return frozenset(self.opens + self.closes + self.wraps)
 
 
 _THINK = ThinkingStyle()
@@ -82,9 +84,10 @@ STYLES: dict[str, ThinkingStyle] = {
     "minimax_append_think": ThinkingStyle(appends=True),
     "mistral": ThinkingStyle(opens=("[THINK]",), closes=("[/THINK]",), anywhere=True),
     "granite": ThinkingStyle(
-        opens=("Here is my thought process:", "Here's my thought process:"),
-        closes=("Here is my response:", "Here's my response:"),
+        opens=("Here is my thought process:", "Here's my thought process:", "<think>"),
+        closes=("Here is my response:", "Here's my response:", "</think>"),
         closes_alone=False,
+        wraps=("<response>", "</response>"),
     ),
     "cohere": ThinkingStyle(opens=("<|START_THINKING|>",), closes=("<|END_THINKING|>",), anywhere=True),
     "seed_oss": ThinkingStyle(opens=("<seed:think>",), closes=("</seed:think>",), anywhere=True),
@@ -123,7 +126,7 @@ _TEMPLATES: tuple[tuple[str, str], ...] = (
     (r"\[THINK\]", "mistral"),
     (r"<\|START_THINKING\|>", "cohere"),
     (r"<seed:think>", "seed_oss"),
-    (r"(?i)Here(?:'s| is) my thought process:", "granite"),
+    (r"(?i)Here(?:'s| is) my thought process:|<response></response>", "granite"),
     (r"(?s)^(?!.*</?think>)", ""),
     (r"<\|tool_calls_section_begin\|>", "kimi_k2"),
     (r"<minimax:tool_call>", "minimax_m2"),
