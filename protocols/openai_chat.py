@@ -10,11 +10,13 @@ from protocols.openai_errors import invalid, wrong_type
 from protocols.openai_fields import MAX_LOGPROBS, GenerationRequest, Text
 from protocols.openai_messages import Message, check_messages
 from protocols.openai_tools import (
+    allowed_names,
     check_choice_against,
     check_function_call,
     check_functions,
     check_tool_choice,
     check_tools,
+    tool_name,
 )
 
 MAX_METADATA = 16
@@ -98,11 +100,14 @@ class ChatCompletionRequest(GenerationRequest):
     def template_tools(self) -> list[dict[str, Any]] | None:
         """The tools a template sees: the deprecated functions among them; None, never empty, when there are none.
 
-        Tools that may not be called (`tool_choice: none`) are not shown.
+        Tools that may not be called (`tool_choice: none` and `allowed_tools`) are not shown.
         """
         forbidden = self.tool_choice == "none" if self.tools else self.function_call == "none"
         if forbidden:
             return None
+        allowed = allowed_names(self.tool_choice)
+        if allowed is not None and self.tools:
+            return [tool for tool in self.tools if tool_name(tool) in allowed] or None
         return self.tools or [{"type": "function", "function": item} for item in self.functions or ()] or None
 
 

@@ -100,6 +100,28 @@ def check_choice_against(choice: Any, tools: Sequence[dict[str, Any]]) -> None:
             raise invalid(f"tool_choice.{kind}.name", f"'{name}' is not among 'tools'")
 
 
+def allowed_names(choice: Any) -> list[str] | None:
+    """The names of the tools that a checked tool choice allows; None where it allows all. Entries name a tool directly
+    or under its kind."""
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return None
+    tools = choice["allowed_tools"].get("tools")
+    return [name for tool in tools if (name := _name_of(tool)) is not None] if isinstance(tools, list) else []
+
+
+def _name_of(tool: Any) -> str | None:
+    if not isinstance(tool, dict):
+        return None
+    inner = tool.get(tool.get("type", "function"))
+    name = (inner if isinstance(inner, dict) else tool).get("name")
+    return name if isinstance(name, str) else None
+
+
+def tool_name(tool: dict[str, Any]) -> str:
+    """The name of a checked tool."""
+    return str(tool[tool["type"]]["name"])
+
+
 def check_function_call(choice: Any) -> Any:
     """The deprecated tool choice: `none`, `auto`, or an object with a name."""
     if isinstance(choice, str):

@@ -111,6 +111,16 @@ def test_no_tools_is_none_for_the_template_however_it_is_said():
     assert chat(tools=[PING], tool_choice="none").template_tools() is None
 
 
+@pytest.mark.parametrize(
+    ("named", "shown"),
+    [([PING], [PING]), ([{"name": "ping"}, {"type": "function", "name": "gone"}], [PING]), ([], None), (None, None)],
+)
+def test_only_allowed_tools_are_shown(named, shown):
+    pong = {"type": "function", "function": {"name": "pong"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}
+    assert chat(tools=[PING, pong], tool_choice=choice).template_tools() == shown
+
+
 def test_deprecated_functions_reach_the_template_as_tools():
     request = chat(functions=[{"name": "ping", "parameters": {}}])
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from protocols.openai import ChatCompletionRequest
+from protocols.openai_tools import allowed_names
 from text.tool_calls.functions import ANY_OBJECT, Functions
 
 
@@ -63,23 +64,11 @@ def call_rules(
         return CallRules(functions, CallMode.AUTO, several)
     if tool_choice == "required":
         return CallRules(functions, CallMode.REQUIRED, several)
-    kind = tool_choice.get("type", "function")
-    if kind != "allowed_tools":
+    allowed = allowed_names(tool_choice)
+    if allowed is None:
+        kind = tool_choice.get("type", "function")
         name = tool_choice[kind]["name"]
         return CallRules(functions.only([name]) or Functions({name: ANY_OBJECT}), CallMode.NAMED, False)
-    allowed = tool_choice["allowed_tools"]
-    functions = functions.only(_names(allowed.get("tools") or ()))
-    mode = CallMode.REQUIRED if allowed["mode"] == "required" else CallMode.AUTO
+    functions = functions.only(allowed)
+    mode = CallMode.REQUIRED if tool_choice["allowed_tools"]["mode"] == "required" else CallMode.AUTO
     return CallRules(functions, mode, several) if len(functions) else None
-
-
-def _names(tools: Sequence[Any]) -> list[str]:
-    """The names in a list of allowed tools, whose entries name a tool directly or under its kind."""
-    names = []
-    for tool in tools:
-        kind = tool.get("type", "function") if isinstance(tool, Mapping) else ""
-        inner = tool.get(kind) if isinstance(tool, Mapping) else None
-        name = (inner if isinstance(inner, Mapping) else tool).get("name") if isinstance(tool, Mapping) else None
-        if isinstance(name, str):
-            names.append(name)
-    return names
