@@ -17,6 +17,7 @@ from text.reasoning.splitter import Splitter
 from text.reasoning.styles import STYLES, ThinkingStyle, reasoning_for_template, style_name
 from text.reasoning.table import reasoning_splitter
 from text.tool_calls.base import ToolCallParser
+from text.tool_calls.custom import CustomCalls
 from text.tool_calls.rules import CallMode, CallRules
 from text.tool_calls.table import markup_tokens, opening_marks, parser_for_template, parser_name, tool_call_parser
 
@@ -90,9 +91,11 @@ class AnswerReading:
 
     def parser(self, new_id: Callable[[], str] | None = None) -> AnswerParser:
         """A fresh parser for one choice. `new_id`: makes the calls' ids."""
-        calls = None
+        calls: ToolCallParser | CustomCalls | None = None
         if self.tool_calls is not None and self.rules is not None:
             calls = tool_call_parser(self.tool_calls, self.rules, new_id)
+            if self.rules.functions.custom:
+                calls = CustomCalls(calls, self.rules.functions.custom)
         if self.style is None or (self.style.channels and self.tool_calls == HARMONY):
             return AnswerParser(None, calls)
         return AnswerParser(self._splitter(self.style), calls)
@@ -122,7 +125,7 @@ class AnswerParser:
 
     __slots__ = ("_calls", "_splitter")
 
-    def __init__(self, splitter: Splitter | None, calls: ToolCallParser | None) -> None:
+    def __init__(self, splitter: Splitter | None, calls: ToolCallParser | CustomCalls | None) -> None:
         self._splitter = splitter
         self._calls = calls
 

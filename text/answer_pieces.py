@@ -25,19 +25,22 @@ class ContentText:
 
 @dataclass(slots=True)
 class CallStarted:
-    """A call begins. `index` counts the answer's calls from 0, without gaps; `id` is told only here."""
+    """A call begins. `index` counts the answer's calls from 0, without gaps; `id` is told only here. `custom`: it is a
+    custom tool's, and what follows is no JSON but its input."""
 
     index: int
     id: str
     name: str
+    custom: bool = False
 
 
 @dataclass(slots=True)
 class ArgumentsDelta:
-    """Part of the arguments of call `index`."""
+    """Part of the arguments of call `index`, or of its input."""
 
     index: int
     text: str
+    custom: bool = False
 
 
 ToolPiece = ContentText | CallStarted | ArgumentsDelta

@@ -22,10 +22,15 @@ def delta_of(piece: AnswerPiece, *, legacy: bool) -> dict[str, Any]:
     if isinstance(piece, ReasoningText):
         return {"reasoning_content": piece.text, "reasoning": piece.text}
     if isinstance(piece, CallStarted):
+        if piece.custom:
+            custom = {"name": piece.name, "input": ""}
+            return {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "custom", "custom": custom}]}
         function = {"name": piece.name, "arguments": ""}
         if legacy:
             return {"function_call": function}
         return {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "function", "function": function}]}
+    if piece.custom:
+        return {"tool_calls": [{"index": piece.index, "custom": {"input": piece.text}}]}
     function = {"arguments": piece.text}
     return {"function_call": function} if legacy else {"tool_calls": [{"index": piece.index, "function": function}]}
 
@@ -48,12 +53,15 @@ def message_of(pieces: Iterable[AnswerPiece], *, legacy: bool) -> dict[str, Any]
     message: dict[str, Any] = {"role": "assistant", "content": None if calls and not said else said, "refusal": None}
     if thoughts:
         message["reasoning_content"] = message["reasoning"] = "".join(thoughts)
-    functions = [{"name": call.name, "arguments": "".join(arguments)} for call, arguments in calls]
-    if functions and legacy:
-        message["function_call"] = functions[0]
-    elif functions:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": function}
-            for (call, _), function in zip(calls, functions, strict=True)
-        ]
+    if calls and legacy:
+        call, arguments = calls[0]
+        message["function_call"] = {"name": call.name, "arguments": "".join(arguments)}
+    elif calls:
+        message["tool_calls"] = [_call(call, "".join(arguments)) for call, arguments in calls]
     return message
+
+
+def _call(call: CallStarted, text: str) -> dict[str, Any]:
+    if call.custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": text}}

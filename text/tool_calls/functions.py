@@ -47,10 +47,14 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 class Functions:
     """A request's functions by name, in the order given."""
 
-    __slots__ = ("_known", "_schemas", "_strict")
+    __slots__ = ("_known", "_schemas", "_strict", "custom")
 
-    def __init__(self, schemas: Mapping[str, Mapping[str, Any]], strict: Iterable[str] = ()) -> None:
+    def __init__(
+        self, schemas: Mapping[str, Mapping[str, Any]], strict: Iterable[str] = (), custom: Iterable[str] = ()
+    ) -> None:
         self._schemas = schemas
+        self.custom = frozenset(custom)
+        """The names of those that stand for custom tools."""
         self._strict = frozenset(strict)
         self._known: dict[tuple[str, str], frozenset[str]] = {}
 
@@ -58,7 +62,7 @@ class Functions:
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> Functions:
         """From checked OpenAI tools."""
         schemas: dict[str, Mapping[str, Any]] = {}
-        strict = []
+        strict, custom = [], []
         for tool in tools:
             kind = "custom" if tool.get("type") == "custom" else "function"
             definition = tool[kind]
@@ -66,12 +70,14 @@ class Functions:
             schemas[name] = CUSTOM_INPUT if kind == "custom" else definition.get("parameters") or ANY_OBJECT
             if definition.get("strict"):
                 strict.append(name)
-        return cls(schemas, strict)
+            if kind == "custom":
+                custom.append(name)
+        return cls(schemas, strict, custom)
 
     def only(self, names: Iterable[str]) -> Functions:
         """Those of them that are named."""
         kept = {name: self._schemas[name] for name in names if name in self._schemas}
-        return Functions(kept, self._strict.intersection(kept))
+        return Functions(kept, self._strict.intersection(kept), self.custom.intersection(kept))
 
     def __contains__(self, name: object) -> bool:
         return name in self._schemas
