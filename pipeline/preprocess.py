@@ -134,7 +134,12 @@ class Preprocessor:
         return self._template.render(request.messages, tools=request.template_tools(), **arguments)
 
     async def _chat_ids(self, request: ChatCompletionRequest, text: str) -> list[int]:
-        return await self._encode(text, add_special_tokens=bool(request.add_special_tokens), param="messages")
+        if not request.add_special_tokens:
+            return await self._encode(text, add_special_tokens=False, param="messages")
+        ids = await self._encode(text, add_special_tokens=True, param="messages")
+        bos = self._card.bos_token_id
+        # Most templates write it themselves.
+        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
     async def _prompt_ids(self, prompt: str | list[int], request: CompletionRequest) -> list[int]:
         if not isinstance(prompt, str):

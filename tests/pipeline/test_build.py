@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers.processors import TemplateProcessing
 
 from pipeline.build import (
     build_in_process_text,
@@ -28,6 +31,7 @@ from text.aggregate import ChatAggregate
 from text.answer_parser import ModelMarkup
 from text.chat_reader import ChatReader
 from text.chat_template import ChatTemplate
+from text.tokenizer import Tokenizer
 from text.usage import UsageCount
 
 EOS_ID = 2
@@ -106,6 +110,19 @@ async def test_full_a_call_goes_on_across_a_failure(rig: Rig) -> None:
     ]
     assert (told["message"]["content"], told["finish_reason"]) == (None, "tool_calls")
     assert rig.seen.migrations == ["ongoing_request"]
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", CALL + "{{ messages[0].content }}"])
+async def test_a_first_token_that_the_template_writes_is_not_added_once_more(template: str) -> None:
+    base = byte_level()
+    bos = base.token_id(CALL)
+    adding = HfTokenizer.from_str(base._hf.to_str())
+    adding.post_processor = TemplateProcessing(single=f"{CALL} $A", special_tokens=[(CALL, bos)])
+    tokenizer = Tokenizer(adding.to_str().encode())
+    preparing = Preprocessor(replace(CARD, bos_token_id=bos), tokenizer, ChatTemplate(template))
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Why"}], "add_special_tokens": True}
+
+    assert await preparing.chat_ids(parse_chat(orjson.dumps(chat))) == [bos, *PROMPT_TEXT]
 
 
 async def test_what_the_reader_says_goes_down_with_the_request() -> None:
