@@ -165,6 +165,7 @@ class SglangAdapter(EngineAdapter):
             "use_beam_search": bool(options.use_beam_search),
             "best_of": (options.best_of or 1) > (options.n or 1),
             "guided_whitespace_pattern": guided is not None and guided.whitespace_pattern is not None,
+            **({} if guided is None else guided.switches()),
         }
         return next((name for name, is_refused in refused.items() if is_refused), None) or SGLANG.refusal(request)
 

@@ -165,6 +165,7 @@ def unsupported_parameter(request: PreprocessedRequest, band: Band) -> str | Non
         "use_beam_search": bool(sampling.use_beam_search),
         "best_of": (sampling.best_of or 1) > (sampling.n or 1),
         "guided_whitespace_pattern": guided.whitespace_pattern is not None,
+        **guided.switches(),
         "thinking_token_budget": request.stop_conditions.max_thinking_tokens is not None and band < Band.FROM_1_3,
     }
     own = next((name for name, is_refused in refused.items() if is_refused), None)

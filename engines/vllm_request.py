@@ -181,4 +181,4 @@ def _structured(guided: GuidedDecoding) -> dict[str, Any]:
     chosen = {name: value for name, value in constraints.items() if value is not None}
     if chosen and guided.whitespace_pattern is not None:
         chosen["whitespace_pattern"] = guided.whitespace_pattern
-    return chosen
+    return chosen | guided.switches() if chosen else chosen

@@ -37,9 +37,17 @@ class StopConditions:
     max_thinking_tokens: int | None = None
 
 
+SWITCHES = ("disable_any_whitespace", "disable_additional_properties")
+"""How GuidedDecoding may be told to read its schema."""
+
+
 @dataclass(frozen=True, slots=True)
 class GuidedDecoding:
-    """A constraint on the text; at most one of json, regex, choice, grammar, structural_tag is set."""
+    """A constraint on the text; at most one of json, regex, choice, grammar, structural_tag is set.
+
+    The switches are vLLM's (Tandem's addition to the seeds): white space in JSON only where it must be, and objects
+    without members that their schema does not name.
+    """
 
     json: Any = None
     regex: str | None = None
@@ -48,6 +56,13 @@ class GuidedDecoding:
     structural_tag: Any = None
     backend: str | None = None
     whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+    def switches(self) -> dict[str, bool]:
+        """Those that are set, by name."""
+        named = {name: getattr(self, name) for name in SWITCHES}
+        return {name: True for name, value in named.items() if value}
 
 
 @quick_init

@@ -14,7 +14,7 @@ import orjson
 from protocols.errors import InvalidRequest
 from protocols.openai import GenerationRequest
 from protocols.openai_errors import invalid, wrong_type
-from protocols.options import GuidedDecoding
+from protocols.options import SWITCHES, GuidedDecoding
 
 _ANY_OBJECT = {"type": "object"}
 _FIELDS = frozenset(
@@ -25,7 +25,6 @@ _FIELDS = frozenset(
 )  # fmt: skip
 """The request's fields that may hold a constraint."""
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 
 Found = tuple[str, str, Any]
 """Where it was said, which kind of constraint it is, and its value."""
@@ -49,6 +48,8 @@ def guided_decoding(request: GenerationRequest) -> GuidedDecoding | None:
         **{kind: _usable(place, kind, value)},
         backend=request.guided_decoding_backend,
         whitespace_pattern=_text("structured_outputs.whitespace_pattern", whitespace) if whitespace else None,
+        disable_any_whitespace=structured.get("disable_any_whitespace") or None,
+        disable_additional_properties=structured.get("disable_additional_properties") or None,
     )
 
 
@@ -89,8 +90,9 @@ def _from_structured_outputs(request: GenerationRequest) -> Iterator[Found]:
             yield place, "json", _ANY_OBJECT
         elif member in _CONSTRAINTS:
             yield place, member, value
-        elif member in _SWITCHES:
-            raise invalid(place, "this switch is not supported")
+        elif member in SWITCHES:
+            if value is not True:
+                raise wrong_type(place, "a boolean", value)
         elif member != "whitespace_pattern":
             raise InvalidRequest(f"Unknown parameter: '{place}'.", param=place)
 

@@ -314,6 +314,10 @@ def test_a_clients_fields_pass_by_the_table_to_both_legs_alike():
         (request(sampling={"use_beam_search": True}), "use_beam_search"),
         (request(sampling={"best_of": 2}), "best_of"),
         (
+            request(sampling={"guided_decoding": GuidedDecoding(json={}, disable_any_whitespace=True)}),
+            "disable_any_whitespace",
+        ),
+        (
             request(sampling={"guided_decoding": GuidedDecoding(regex="a", whitespace_pattern=" ")}),
             "guided_whitespace_pattern",
         ),

@@ -260,6 +260,7 @@ def test_a_clients_unknown_fields_do_not_pass():
         (sampling(n=2, best_of=2), "1.3.0", None),
         (stopping(max_thinking_tokens=0), "1.2.0", "thinking_token_budget"),
         (guided(regex="a", whitespace_pattern=" "), "1.3.0", "guided_whitespace_pattern"),
+        (guided(json={}, disable_additional_properties=True), "1.3.0", "disable_additional_properties"),
         (replace(REQUEST, extra_args={"extra_body": {"bad_words": ["x"]}}), "1.3.0", "bad_words"),
         (replace(REQUEST, extra_args={"extra_body": {"top_a": 1}}), "1.3.0", None),
         (REQUEST, None, None),

@@ -199,6 +199,7 @@ def test_stop_strings_are_sent_where_the_worker_takes_them(stop, traits, sent, d
     [
         (GuidedDecoding(json={"type": "object"}), {"json": {"type": "object"}}),
         (GuidedDecoding(regex="a+", whitespace_pattern=" ?"), {"regex": "a+", "whitespace_pattern": " ?"}),
+        (GuidedDecoding(json={}, disable_any_whitespace=True), {"json": {}, "disable_any_whitespace": True}),
         (GuidedDecoding(choice=("a", "b"), backend="xgrammar"), {"choice": ["a", "b"]}),
         (GuidedDecoding(grammar="root ::= x"), {"grammar": "root ::= x"}),
         (GuidedDecoding(structural_tag={"a": 1}), {"structural_tag": '{"a":1}'}),

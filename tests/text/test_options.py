@@ -218,6 +218,16 @@ def test_every_choice_has_its_own_seed_and_the_first_the_requests():
         ({"structured_outputs": {"json_object": False}}, None),
         ({"structured_outputs": {"choice": ["a", "b"]}}, GuidedDecoding(choice=("a", "b"))),
         (
+            {
+                "structured_outputs": {
+                    "json": {},
+                    "disable_any_whitespace": True,
+                    "disable_additional_properties": False,
+                }
+            },
+            GuidedDecoding(json={}, disable_any_whitespace=True),
+        ),
+        (
             {"structured_outputs": {"regex": "a+", "whitespace_pattern": " "}},
             GuidedDecoding(regex="a+", whitespace_pattern=" "),
         ),
@@ -248,7 +258,16 @@ def test_a_constraint_is_understood_in_every_tongue(fields, guided):
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "an array"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "at least 1"),
         ({"structured_outputs": {"zzz": 1}}, "structured_outputs.zzz", "Unknown parameter"),
-        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs.disable_any_whitespace", "not"),
+        (
+            {"structured_outputs": {"json": {}, "disable_any_whitespace": 1}},
+            "structured_outputs.disable_any_whitespace",
+            "boolean",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "disable_fallback": True}},
+            "structured_outputs.disable_fallback",
+            "Unknown",
+        ),
     ],
 )
 def test_two_constraints_or_an_unusable_one_are_refused(fields, place, words):
