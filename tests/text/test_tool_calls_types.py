@@ -170,6 +170,23 @@ def test_additional_properties_have_their_own_type() -> None:
     assert functions.types("f", "anything") == {"integer"}
 
 
+@pytest.mark.parametrize("reference", ["#/$defs/A~1B%5Bint%5D", "#/items/1", "#/properties/own"])
+def test_a_reference_is_a_json_pointer(reference: str) -> None:
+    number = {"type": "integer"}
+    schema = {
+        "properties": {"a": {"$ref": reference}, "own": number},
+        "$defs": {"A/B[int]": number},
+        "items": [{"type": "string"}, number],
+    }
+    assert Functions({"f": schema}).types("f", "a") == {"integer"}
+
+
+@pytest.mark.parametrize("reference", ["#", "#/items/7", "#/nowhere/a", "https://example.com/schema"])
+def test_a_reference_that_leads_nowhere_says_nothing(reference: str) -> None:
+    schema = {"properties": {"a": {"$ref": reference}}, "items": []}
+    assert Functions({"f": schema}).types("f", "a") in ({"string"}, {"object"})
+
+
 def test_a_schema_that_refers_to_itself_ends_somewhere() -> None:
     loop = {"type": "object", "properties": {"a": {"$ref": "#/$defs/L"}}, "$defs": {"L": {"$ref": "#/$defs/L"}}}
     assert Functions({"f": loop}).types("f", "a") == {"string"}

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 
@@ -135,8 +136,13 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
     place: Any = root
-    for step in reference.removeprefix("#/").split("/"):
-        place = place.get(step) if isinstance(place, Mapping) else None
+    for step in reference.removeprefix("#").split("/")[1:]:
+        # JSON pointers write "/" as "~1", and URLs have their own escapes.
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list) and name.isdecimal():
+            place = place[int(name)] if int(name) < len(place) else None
+        else:
+            place = place.get(name) if isinstance(place, Mapping) else None
     return place
 
 
