@@ -65,26 +65,28 @@ ARGUMENTS = {
 }
 
 
-@pytest.fixture
+at_hand = pytest.mark.parametrize("name", [name for name in MODELS if name in REAL])
+"""Those that `make tokenizers` has fetched."""
+
+
 def template(name: str) -> ChatTemplate:
-    if name not in REAL:
-        pytest.skip("its package is not at hand: make tokenizers")
     return ChatTemplate(REAL[name], special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_template_tells_both_parsers(template: ChatTemplate, name: str) -> None:
+@at_hand
+def test_the_template_tells_both_parsers(name: str) -> None:
     """Slow: makes a real template."""
-    assert (parser_for_template(template.markup), reasoning_for_template(template.markup)) == MODELS[name]
+    markup = template(name).markup
+    assert (parser_for_template(markup), reasoning_for_template(markup)) == MODELS[name]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_calls_that_a_template_writes_are_read_as_they_were(template: ChatTemplate, name: str) -> None:
+@at_hand
+def test_calls_that_a_template_writes_are_read_as_they_were(name: str) -> None:
     """Slow: makes a real template, and renders with it."""
     user = [{"role": "user", "content": "?"}]
     calls = [call("abcdefgh1", "get_weather", ARGUMENTS)]
     turn = as_sent([*user, {"role": "assistant", "tool_calls": calls}])
-    prompt, whole = (template.render(each, tools=TOOLS, add_generation_prompt=False) for each in (user, turn))
+    prompt, whole = (template(name).render(each, tools=TOOLS, add_generation_prompt=False) for each in (user, turn))
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, whole, strict=False)))
     written = whole[common:]
 

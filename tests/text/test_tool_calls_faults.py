@@ -152,9 +152,13 @@ def test_arguments_that_break_off_at_a_mark_end_there() -> None:
     assert (content, calls) == ("", [("get_weather", '{"city": "Paris"'), ("get_weather", A)])
 
 
-def test_python_quotes_do_not_hide_the_end_of_the_arguments() -> None:
-    text = """<tool_call>{"name": "get_weather", "arguments": {'city': 'L}A'}}</tool_call>Next."""
-    assert read("hermes", text) == ("Next.", [("get_weather", "{'city': 'L}A'}")])
+def test_arguments_in_pythons_notation_become_json() -> None:
+    text = """<tool_call>{"name": "get_weather", "arguments": {'city': 'L}A', 'metric': True}}</tool_call>Next."""
+    assert read("hermes", list(text)) == ("Next.", [("get_weather", '{"city":"L}A","metric":true}')])
+    broken = text.replace("True", "yes")
+    assert read("hermes", broken) == ("Next.", [("get_weather", "{'city': 'L}A', 'metric': yes}")])
+    first = """<tool_call>{"arguments": {'city': 'L}A'}, "name": "get_weather"}</tool_call>"""
+    assert read("hermes", first) == ("", [("get_weather", '{"city":"L}A"}')])
 
 
 def test_junk_behind_a_call_is_content() -> None:

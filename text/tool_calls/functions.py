@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import math
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
@@ -170,7 +172,7 @@ def as_json(raw: str, types: frozenset[str]) -> str:
     if "boolean" in types and text.lower() in ("true", "false"):
         return text.lower()
     if text[:1] in ("{", "["):
-        nested = _nested(text)
+        nested = nested_text(text)
         if nested is not None and ("object" if nested[0] == "{" else "array") in types:
             return nested
     return json_string(raw)
@@ -203,8 +205,8 @@ def _number(text: str, *, whole: bool) -> str | None:
     return text if is_json(text) else repr(value)
 
 
-def _nested(text: str) -> str | None:
-    """An object or array: JSON as it stands, or what Python's notation says."""
+def nested_text(text: str) -> str | None:
+    """An object or array: JSON as it stands, or what Python's notation says; None for neither."""
     if is_json(text):
         return text
     value = python_value(text)
@@ -216,9 +218,19 @@ def python_value(text: str) -> Any:
     if len(text) > _LONGEST_LITERAL:
         return None
     try:
-        return ast.literal_eval(text)
+        with quiet_syntax():
+            return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
+
+
+@contextmanager
+def quiet_syntax() -> Iterator[None]:
+    """Python warns of escapes and numbers that it nearly understands; models write them, and nobody runs them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def json_text(value: Any) -> str | None:

@@ -8,16 +8,19 @@ from text.tool_calls.json_value import JsonValue, arguments_text
 
 
 class JsonArguments(MarkupParser):
-    """A parser with a state that reads arguments. Objects are told as they come, anything else when it is whole."""
+    """A parser with a state that reads arguments. JSON is told as it comes, anything else when it is whole."""
 
     _value: JsonValue
     _held: str
+    _plain: bool
+    """Is what is read known to be told as it comes?"""
     _then: State
 
     def _read_arguments(self, then: State) -> None:
         """Goes on to read the value that begins here; `then` is the state behind it."""
         self._value = JsonValue()
         self._held = ""
+        self._plain = False
         self._then = then
         self._state = self._arguments
 
@@ -85,10 +88,15 @@ class JsonArguments(MarkupParser):
         return True
 
     def _pass(self, text: str) -> None:
-        if self._value.kind in "{[":
+        if self._plain:
             self._argue(text)
-        else:
-            self._held += text
+            return
+        self._held += text
+        # Python's notation gives itself away by the quotes around its first key.
+        if self._value.kind in "{[" and self._held[1:].lstrip()[:1] not in ("", "'"):
+            self._plain = True
+            self._argue(self._held)
+            self._held = ""
 
     def _settle(self) -> None:
         if self._held:

@@ -10,6 +10,8 @@ import re
 
 import orjson
 
+from text.tool_calls.functions import nested_text
+
 _STRUCTURE = re.compile(r"[{}\[\]\"'<]")
 _IN_STRING = {quote: re.compile(rf"[{quote}\\\x00-\x1f]") for quote in "\"'"}
 _SCALAR_END = re.compile(r"[\s,;\]}<]")
@@ -114,10 +116,13 @@ def string_value(text: str) -> str | None:
 
 
 def arguments_text(raw: str) -> str:
-    """Arguments that came as something else than an object: a string holds them, null means that there are none."""
+    """Arguments that did not come as a JSON object: a string holds them, null means that there are none, and Python's
+    notation says what JSON would."""
     text = raw.strip()
     if text in ("", "null"):
         return "{}"
+    if text[0] == "{":
+        return nested_text(text) or text
     inner = string_value(text)
     if inner is None:
         return text

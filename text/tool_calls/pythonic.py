@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from text.marks import Marks
-from text.tool_calls.functions import STRING, Functions, as_json, json_string, json_text
+from text.tool_calls.functions import STRING, Functions, as_json, json_string, json_text, quiet_syntax
 from text.tool_calls.json_arguments import ParameterArguments
 from text.tool_calls.nesting import Nesting
 
@@ -133,7 +133,8 @@ def value_text(source: str, types: frozenset[str]) -> str:
     try:
         if len(source) > _LONGEST:
             raise ValueError("too long to be looked into")
-        value = _literal(ast.parse(source, mode="eval").body)
+        with quiet_syntax():
+            value = _literal(ast.parse(source, mode="eval").body)
         text = json_text(value)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return _unparsed(source, types)
