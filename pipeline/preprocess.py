@@ -35,6 +35,7 @@ from text.options import (
     stop_conditions,
     wanted_tokens,
 )
+from text.reasoning.styles import thinking_switches
 from text.tokenizer import Tokenizer
 
 LONG_TEXT = 16_384
@@ -226,7 +227,8 @@ class Preprocessor:
 
 def _template_arguments(request: ChatCompletionRequest) -> Mapping[str, Any]:
     """What the template is told beside messages and tools."""
-    arguments = dict(request.template_arguments())
+    extra = request.model_extra or {}
+    arguments = {**thinking_switches(request.reasoning_effort, extra.get("thinking")), **request.template_arguments()}
     continued = bool(request.continue_final_message)
     generation = request.add_generation_prompt
     arguments["add_generation_prompt"] = not continued if generation is None else generation

@@ -12,6 +12,23 @@ _TAIL = 4000
 _SWITCHES = ("enable_thinking", "thinking")
 
 
+def thinking_switches(effort: str | None, thinking: Any) -> dict[str, bool]:
+    """What templates are told of whether to think, by the names that one or another of them knows; nothing where the
+    request does not say.
+
+    `effort`: OpenAI's `reasoning_effort`, whose `none` is no thinking. `thinking`: DeepSeek's and GLM's
+    `{"type": "enabled"}`.
+    """
+    kind = thinking.get("type") if isinstance(thinking, Mapping) else None
+    if kind in ("enabled", "disabled"):
+        wanted = kind == "enabled"
+    elif effort is not None:
+        wanted = effort != "none"
+    else:
+        return {}
+    return dict.fromkeys(_SWITCHES, wanted)
+
+
 @dataclass(frozen=True, slots=True)
 class ThinkingStyle:
     """One way of marking thoughts.
