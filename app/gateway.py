@@ -224,7 +224,12 @@ def _token_model(
         return settings.context_length or gateway.registry.context_length(settings.name) or files.context_length
 
     preprocessor = Preprocessor(
-        card, files.tokenizer, files.chat_template, longest, _chat_reader(gateway.settings, settings, files)
+        card,
+        files.tokenizer,
+        files.chat_template,
+        longest,
+        _chat_reader(gateway.settings, settings, files),
+        router.unsupported if settings.unsupported == "drop" else None,
     )
     prefill = PrefillRouter(router, policy=settings.prefill_policy, observer=observer)
     service = build_pipeline(preprocessor, files.tokenizer, prefill, router, Resilience(limits, observer))

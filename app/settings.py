@@ -217,6 +217,8 @@ class ModelSettings(_Section):
     defaults: DefaultsSettings = DefaultsSettings()
     prefill_policy: Literal["strict", "local"] | None = None
     """When no prefill worker is usable: refuse (strict) or prefill at decode (local); by default the engine decides."""
+    unsupported: Literal["refuse", "drop"] = "refuse"
+    """A parameter that changes the answer and that no worker can honour: 400 (refuse), or a warning header (drop)."""
     workers: Annotated[list[WorkerSettings], Field(min_length=1)]
     """The processes that serve it, at least one."""
 

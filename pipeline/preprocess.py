@@ -36,6 +36,7 @@ from text.options import (
     wanted_tokens,
 )
 from text.tokenizer import Tokenizer
+from text.unsupported import without
 
 LONG_TEXT = 16_384
 """Characters from which on tokenizing leaves the event loop: under it takes less than about 5 ms."""
@@ -56,6 +57,8 @@ class Prepared:
     request: ChatCompletionRequest | CompletionRequest
     prompts: tuple[PreprocessedRequest, ...]
     form: AnswerForm
+    dropped: tuple[str, ...] = ()
+    """Parameters that were left out because no worker could honour them."""
 
     def prompt_tokens(self) -> list[int]:
         return [prompt.expanded_prompt_token_count() for prompt in self.prompts]
@@ -65,7 +68,8 @@ class Preprocessor:
     """One model's way from text to token ids. `template` is None for a model that has none: then chats are refused.
 
     `context_length` gives the limit in force, in tokens, prompt and answer together; the card's where it is not given.
-    `reader`: what is made of a chat's tools and thoughts; without it thoughts and free calls stay text.
+    `reader`: what is made of a chat's tools and thoughts; without it thoughts and free calls stay text. `unsupported`:
+    tells what no worker can honour of a request, where that is to be dropped.
     """
 
     def __init__(
@@ -75,11 +79,13 @@ class Preprocessor:
         template: ChatTemplate | None,
         context_length: Callable[[], int | None] | None = None,
         reader: ChatReader | None = None,
+        unsupported: Callable[[PreprocessedRequest], str | None] | None = None,
     ) -> None:
         self._card = card
         self._tokenizer = tokenizer
         self._template = template
         self._reader = reader or ChatReader(ModelMarkup(), tokenizer)
+        self._unsupported = unsupported
         self.context_length = context_length or (lambda: card.context_length)
 
     async def prepare(
@@ -91,6 +97,26 @@ class Preprocessor:
     ) -> Prepared:
         """Renders and tokenizes. `hints`: what the headers say; they win over the body. Raises InvalidRequest."""
         assert isinstance(request, (ChatCompletionRequest, CompletionRequest))
+        prepared = await self._prepare(request, context, created, hints)
+        if self._unsupported is None:
+            return prepared
+        dropped: list[str] = []
+        while (parameter := self._unsupported(prepared.prompts[0])) is not None:
+            bare = None if parameter in dropped else without(request, parameter)
+            if bare is None:
+                break
+            dropped.append(parameter)
+            request = bare
+            prepared = await self._prepare(request, context, created, hints)
+        return replace(prepared, dropped=tuple(dropped)) if dropped else prepared
+
+    async def _prepare(
+        self,
+        request: ChatCompletionRequest | CompletionRequest,
+        context: RequestContext,
+        created: int,
+        hints: RoutingHints | None,
+    ) -> Prepared:
         check_against(request, self._card)
         sampling = sampling_options(request, self._card)
         plan = ChatPlan(sampling.guided_decoding)

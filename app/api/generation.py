@@ -93,6 +93,7 @@ class GenerationCall(ModelCall):
         super().__init__(gateway, turn, endpoint=kind.endpoint)
         self._kind = kind
         self._events: EventStream | None = None
+        self._dropped: Sequence[str] = ()
 
     async def _tell(self, error: GatewayError) -> None:
         """By its status while that is open; inside the stream, as its last event, once the 200 is out."""
@@ -107,6 +108,12 @@ class GenerationCall(ModelCall):
             # The stream knows its call, for headers and for leaving: a cycle for the garbage collector otherwise.
             self._events = None
 
+    def _answer_headers(self) -> Headers:
+        own = super()._answer_headers()
+        if self._dropped:
+            own.append((b"x-tandem-warning", f"dropped, not supported: {', '.join(self._dropped)}".encode()))
+        return own
+
     # ---- the request's way
 
     async def _answer(self) -> None:
@@ -120,6 +127,7 @@ class GenerationCall(ModelCall):
             await self._relay(model, self._kind.relayed(request, context, hints), context)
             return
         prepared = await model.preprocessor.prepare(request, context, int(time.time()), hints)
+        self._dropped = prepared.dropped
         self._check_ready(model.card.name)
         usage = UsageCount(prepared.prompt_tokens(), prepared.form.candidates)
         self.record.prepared(usage)
