@@ -258,11 +258,12 @@ def _card(settings: ModelSettings, files: ModelFiles) -> ModelCard:
         vocab_size=files.vocab_size,
         eos_token_ids=files.eos_token_ids,
         bos_token_id=files.bos_token_id,
-        sampling_defaults=files.sampling_defaults,
+        sampling_defaults=settings.sampling_defaults(files.sampling_defaults),
         template=settings.template(),
         created=int(time.time()),
         checksum=files.checksum,
         kind=_kind(settings),
+        clamps=settings.context_overflow == "clamp",
     )
 
 

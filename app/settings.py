@@ -159,6 +159,14 @@ class DefaultsSettings(_Section):
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Sampling temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the likeliest tokens to draw from."""
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """How many of the likeliest tokens to draw from; -1 or 0 for all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Least likelihood of a token to be drawn, as a share of the likeliest one's."""
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    """How much tokens that were there before are disfavoured; 1 for not at all."""
     max_completion_tokens: Count | None = None
     """Longest answer, in tokens."""
 
@@ -215,6 +223,10 @@ class ModelSettings(_Section):
     """How it marks what it thinks, by the parser's name; none for not at all; by default its chat template tells."""
     router: RouterSettings = RouterSettings()
     defaults: DefaultsSettings = DefaultsSettings()
+    generation_config: Literal["use", "ignore"] = "use"
+    """Does what generation_config.json says of sampling and length count where a request says nothing?"""
+    context_overflow: Literal["clamp", "refuse"] = "clamp"
+    """An answer that is asked to be longer than the context has room for: shortened (clamp), or 400 (refuse)."""
     prefill_policy: Literal["strict", "local"] | None = None
     """When no prefill worker is usable: refuse (strict) or prefill at decode (local); by default the engine decides."""
     unsupported: Literal["refuse", "drop"] = "refuse"
@@ -225,6 +237,17 @@ class ModelSettings(_Section):
     def template(self) -> RequestTemplate:
         """The defaults as the value that preprocessing takes."""
         return RequestTemplate(self.defaults.temperature, self.defaults.max_completion_tokens)
+
+    def sampling_defaults(self, of_the_model: Mapping[str, Any]) -> dict[str, Any]:
+        """What requests get that do not say: the operator's word over the model's own (generation_config.json)."""
+        said = {
+            "top_p": self.defaults.top_p,
+            "top_k": self.defaults.top_k,
+            "min_p": self.defaults.min_p,
+            "repetition_penalty": self.defaults.repetition_penalty,
+        }
+        known = of_the_model if self.generation_config == "use" else {}
+        return {**known, **{name: value for name, value in said.items() if value is not None}}
 
 
 class Settings(_Section):

@@ -199,7 +199,9 @@ class Preprocessor:
                 token_ids=tuple(ids),
                 model=card.name,
                 prompt_embeds=request.prompt_embeds if isinstance(request, CompletionRequest) else None,
-                stop_conditions=stop_conditions(request, card, budget(len(ids), wanted, longest, param=param)),
+                stop_conditions=stop_conditions(
+                    request, card, budget(len(ids), wanted, longest, param=param, clamp=card.clamps)
+                ),
                 sampling_options=sampling,
                 output_options=output,
                 eos_token_ids=card.eos_token_ids,

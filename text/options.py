@@ -64,27 +64,37 @@ def _outside(place: str, token_id: int, vocab_size: int) -> Exception:
 
 
 def wanted_tokens(request: Request, card: ModelCard) -> int | None:
-    """The longest answer asked for, in tokens: the request's word, the template's, the endpoint's default.
+    """The longest answer asked for, in tokens: the request's word, the template's, the endpoint's or model's default.
 
     None: as many as the context holds. Raises InvalidRequest when the shortest answer asked for is longer.
     """
     wanted = request.wanted_tokens()
     if wanted is None:
         wanted = card.template.max_completion_tokens
-    if wanted is None and isinstance(request, CompletionRequest):
-        wanted = COMPLETION_MAX_TOKENS
+    if wanted is None:
+        wanted = COMPLETION_MAX_TOKENS if isinstance(request, CompletionRequest) else _longest_by_default(card)
     if wanted is not None and request.min_tokens is not None and request.min_tokens > wanted:
         raise invalid("min_tokens", f"expected a value <= max_tokens ({wanted}), but got {request.min_tokens} instead")
     return wanted
 
 
+def _longest_by_default(card: ModelCard) -> int | None:
+    most = card.sampling_defaults.get("max_new_tokens")
+    return most if type(most) is int and most > 0 else None
+
+
 def budget(
-    prompt_tokens: int, max_tokens: int | None, context_length: int | None, *, param: str = "messages"
+    prompt_tokens: int,
+    max_tokens: int | None,
+    context_length: int | None,
+    *,
+    param: str = "messages",
+    clamp: bool = True,
 ) -> int | None:
     """How many tokens the answer may have: `max_tokens`, or less where the context ends earlier.
 
     None only when neither number is known. `param` is the field that holds the prompt. Raises ContextLengthExceeded
-    when the prompt leaves no room for an answer.
+    when the prompt leaves no room for an answer, and without `clamp` when it leaves none for `max_tokens`.
     """
     if context_length is None:
         return max_tokens
@@ -95,7 +105,16 @@ def budget(
             f"Shorten '{param}'.",
             param=param,
         )
-    return room if max_tokens is None else min(max_tokens, room)
+    if max_tokens is None:
+        return room
+    if max_tokens > room and not clamp:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context_length} tokens, but {prompt_tokens + max_tokens} are "
+            f"asked for: {prompt_tokens} of the prompt and {max_tokens} of the answer. Shorten '{param}', or ask for "
+            "less.",
+            param=param,
+        )
+    return min(max_tokens, room)
 
 
 def stop_conditions(request: Request, card: ModelCard, max_tokens: int | None) -> StopConditions:

@@ -117,6 +117,13 @@ def test_without_a_limit_of_its_own_an_answer_may_fill_the_context_less_one(leng
     assert body["sampling_params"]["max_new_tokens"] == expected
 
 
+def test_an_answer_is_never_asked_to_be_longer_than_the_context_has_room_for():
+    # SGLang refuses a request that does not fit; it does not shorten the answer.
+    body = answer_body(adapter(context_length=20), request(stop={"max_tokens": 64}))
+
+    assert body["sampling_params"]["max_new_tokens"] == 17
+
+
 @pytest.mark.parametrize(
     ("guided", "expected"),
     [

@@ -76,6 +76,25 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(prompt):
     assert str(prompt) in caught.value.message
 
 
+def test_an_operator_may_refuse_what_the_context_has_no_room_for():
+    with pytest.raises(ContextLengthExceeded) as caught:
+        budget(40, 61, 100, clamp=False)
+
+    assert caught.value.code == "context_length_exceeded"
+    assert "maximum context length is 100 tokens, but 101 are asked for" in caught.value.message
+    assert "40 of the prompt and 61 of the answer" in caught.value.message
+    assert budget(40, 60, 100, clamp=False) == 60
+    assert budget(40, None, 100, clamp=False) == 60
+
+
+def test_a_chat_is_as_long_as_the_model_says_where_nobody_else_does():
+    model = card(sampling_defaults={"max_new_tokens": 30})
+
+    assert wanted_tokens(chat(), model) == 30
+    assert wanted_tokens(chat(max_tokens=40), model) == 40
+    assert wanted_tokens(completion(), model) == 16
+
+
 def test_more_least_tokens_than_most_are_refused():
     with pytest.raises(InvalidRequest, match=r"<= max_tokens \(16\), but got 17") as caught:
         wanted_tokens(completion(min_tokens=17), CARD)
