@@ -22,6 +22,7 @@ from protocols.outputs import BackendOutput
 from protocols.preprocessed import PreprocessedRequest, RoutingHints
 from text.answer_form import AnswerForm, PromptEcho, chat_form, completion_form
 from text.answer_parser import ModelMarkup
+from text.chat_messages import raw_prompt, refuse_media
 from text.chat_reader import ChatPlan, ChatReader
 from text.chat_template import ChatTemplate
 from text.options import (
@@ -33,6 +34,7 @@ from text.options import (
     routing_hints,
     sampling_options,
     stop_conditions,
+    told_annotations,
     wanted_tokens,
 )
 from text.tokenizer import Tokenizer
@@ -40,6 +42,9 @@ from text.unsupported import without
 
 LONG_TEXT = 16_384
 """Characters from which on tokenizing leaves the event loop: under it takes less than about 5 ms."""
+
+END_OF_A_PROMPT = 64
+"""Tokens of a prompt in which its last marks are found."""
 
 
 @dataclass(slots=True)
@@ -57,6 +62,8 @@ class Prepared:
     request: ChatCompletionRequest | CompletionRequest
     prompts: tuple[PreprocessedRequest, ...]
     form: AnswerForm
+    texts: Sequence[str] | None = None
+    """The prompts before they were tokenized; None where they came as ids."""
     dropped: tuple[str, ...] = ()
     """Parameters that were left out because no worker could honour them."""
 
@@ -119,18 +126,23 @@ class Preprocessor:
     ) -> Prepared:
         check_against(request, self._card)
         sampling = sampling_options(request, self._card)
-        plan = ChatPlan(sampling.guided_decoding)
+        plan, texts = ChatPlan(sampling.guided_decoding), None
+        given = _token_data(request)
+        prompts = [given or []]
         if isinstance(request, ChatCompletionRequest):
             arguments = _template_arguments(request)
-            text = self._chat_text(request, arguments)
+            text = self._chat_text(request, arguments) if given is None else self._end_of(given)
             plan = self._reader.plan(request, text, arguments, sampling.guided_decoding)
             if plan.guided is not sampling.guided_decoding:
                 sampling = replace(sampling, guided_decoding=plan.guided)
-            prompts = [await self._chat_ids(request, text)]
-        else:
+            if given is None:
+                prompts, texts = [await self._chat_ids(request, text)], [text]
+        elif given is None:
             prompts = [await self._prompt_ids(prompt, request) for prompt in request.prompts()]
+            texts = [prompt for prompt in request.prompts() if isinstance(prompt, str)] or None
         sent = self._preprocessed(request, prompts, sampling, plan, merged_hints(routing_hints(request), hints))
-        return Prepared(request, sent, self._form(request, context.request_id, created, prompts, plan))
+        form = self._form(request, context.request_id, created, prompts, plan)
+        return Prepared(request, sent, form, texts)
 
     async def __call__(
         self,
@@ -154,10 +166,20 @@ class Preprocessor:
         """A chat's prompt. Raises InvalidRequest, with the template's own words when it refuses."""
         return await self._chat_ids(request, self._chat_text(request, _template_arguments(request)))
 
+    def _end_of(self, ids: Sequence[int]) -> str:
+        """The end of a prompt that came as ids: it tells whether the answer begins inside thoughts."""
+        return self._tokenizer.decode(ids[-END_OF_A_PROMPT:], skip_special_tokens=False)
+
     def _chat_text(self, request: ChatCompletionRequest, arguments: Mapping[str, Any]) -> str:
+        extras = request.extras()
+        if extras is not None and extras.use_raw_prompt:
+            return raw_prompt(request.messages)
         if self._template is None:
             raise invalid("messages", f"the model '{self._card.name}' has no chat template; use /v1/completions")
-        return self._template.render(request.messages, tools=request.template_tools(), **arguments)
+        tools = request.template_tools()
+        if self._template.traits(tools=bool(tools)).media:
+            refuse_media(request.messages)
+        return self._template.render(request.messages, tools=tools, **arguments)
 
     async def _chat_ids(self, request: ChatCompletionRequest, text: str) -> list[int]:
         return await self._encode(text, add_special_tokens=bool(request.add_special_tokens), param="messages")
@@ -206,7 +228,7 @@ class Preprocessor:
                 output_options=output,
                 eos_token_ids=card.eos_token_ids,
                 mdc_sum=card.checksum,
-                annotations=tuple(extras.annotations or ()) if extras is not None else (),
+                annotations=told_annotations(request),
                 routing=hints,
                 extra_args={"extra_body": request.model_extra} if request.model_extra else None,
                 require_reasoning=plan.thinks_first,
@@ -232,7 +254,7 @@ class Preprocessor:
                 request, answer_id, created, request.model, echo, token_bytes=token_bytes, reading=plan.reading
             )
         told = bool(request.echo or request.return_token_ids)
-        given = request.prompts()
+        given = request.prompts() if _token_data(request) is None else [[]]
         echoes = [
             self._echo(ids, text=text if isinstance(text, str) else None) if told else PromptEcho()
             for ids, text in zip(prompts, given, strict=True)
@@ -245,6 +267,12 @@ class Preprocessor:
             tokens=self._tokenizer.token_texts(ids),
             text=self._tokenizer.decode(ids, skip_special_tokens=False) if text is None else text,
         )
+
+
+def _token_data(request: GenerationRequest) -> list[int] | None:
+    """The prompt's ids where the client has tokenized it already."""
+    extras = request.extras()
+    return extras.token_data or None if extras is not None else None
 
 
 def _template_arguments(request: ChatCompletionRequest) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
@@ -10,6 +11,7 @@ from protocols.openai_errors import invalid, wrong_type
 from protocols.openai_fields import MAX_LOGPROBS, GenerationRequest, Text
 from protocols.openai_messages import Message, check_messages
 from protocols.openai_tools import (
+    as_function,
     check_choice_against,
     check_function_call,
     check_functions,
@@ -95,7 +97,7 @@ class ChatCompletionRequest(GenerationRequest):
             return self.chat_template_kwargs or {}
         return {**self.chat_template_args, **(self.chat_template_kwargs or {})}
 
-    def template_tools(self) -> list[dict[str, Any]] | None:
+    def template_tools(self) -> list[Mapping[str, Any]] | None:
         """The tools a template sees: the deprecated functions among them; None, never empty, when there are none.
 
         Tools that may not be called (`tool_choice: none`) are not shown.
@@ -103,7 +105,9 @@ class ChatCompletionRequest(GenerationRequest):
         forbidden = self.tool_choice == "none" if self.tools else self.function_call == "none"
         if forbidden:
             return None
-        return self.tools or [{"type": "function", "function": item} for item in self.functions or ()] or None
+        if self.tools:
+            return [as_function(tool) for tool in self.tools]
+        return [{"type": "function", "function": item} for item in self.functions or ()] or None
 
 
 def _check_metadata(metadata: dict[str, Any]) -> None:

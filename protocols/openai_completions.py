@@ -68,6 +68,9 @@ class CompletionRequest(GenerationRequest):
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens", "expected a value >= 1 (0 only with 'echo'), but got 0 instead")
         self._check_choices()
+        extras = self.extras()
+        if extras is not None and extras.token_data and len(self.prompts()) > 1:
+            raise invalid("tandem.token_data", "it is for one prompt")
         return self
 
     def _require_prompt(self) -> None:

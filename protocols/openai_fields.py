@@ -138,6 +138,29 @@ class TaintConstraints(BaseModel):
 CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)]
 
 
+def _check_token_data(ids: Any) -> list[int]:
+    check_token_ids("tandem.token_data", ids)
+    return ids  # type: ignore[no-any-return]
+
+
+def _worker_id(place: str) -> PlainValidator:
+    """A number, or its decimal digits as text: worker ids are longer than JavaScript's numbers."""
+
+    def check(value: Any) -> int:
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
+            value = int(value)
+        if type(value) is not int:
+            raise wrong_type(place, "a worker's id", value)
+        if not 0 <= value < 2**64:
+            raise invalid(place, "expected a worker's id below 2^64")
+        return value
+
+    return PlainValidator(check)
+
+
+Rank = Annotated[int, Field(ge=0, lt=2**32)]
+
+
 class Extras(BaseModel):
     """The request's `tandem` object (also read from `nvext`, Dynamo's name): what no OpenAI field can say.
 
@@ -147,6 +170,18 @@ class Extras(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     annotations: list[str] | None = None
+    """What is told before the answer: `request_id`, `token_ids`, `formatted_prompt`. Others are for native workers."""
+    extra_fields: list[str] | None = None
+    """What is told after it: `timing`, `worker_id`, `stop_reason`, `completion_token_ids`. Others are ignored."""
+    token_data: Annotated[list[int], PlainValidator(_check_token_data)] | None = None
+    """The prompt's token ids, in place of its text."""
+    use_raw_prompt: bool | None = None
+    """A chat's prompt is its first message's text, without the template."""
+    backend_instance_id: Annotated[int, _worker_id("tandem.backend_instance_id")] | None = None
+    prefill_worker_id: Annotated[int, _worker_id("tandem.prefill_worker_id")] | None = None
+    decode_worker_id: Annotated[int, _worker_id("tandem.decode_worker_id")] | None = None
+    dp_rank: Rank | None = None
+    prefill_dp_rank: Rank | None = None
     request_timestamp_ms: float | None = None
     router: RouterTargets | None = None
     agent_hints: AgentHints | None = None

@@ -65,6 +65,27 @@ def template_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTra
     return [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
 
 
+def raw_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The first message's text, for chats that want no template. Raises InvalidRequest where it has none."""
+    content = messages[0].get("content")
+    text = content if isinstance(content, str) else _content(content, "messages[0].content", "tool", TemplateTraits())
+    if not isinstance(text, str) or not text:
+        raise _invalid("messages[0].content: without the template it must be a text")
+    return text
+
+
+def refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InvalidRequest where a picture, a sound or a film would be lost on its way: workers are sent token ids."""
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            kind = _MEDIA_PARTS.get(part.get("type", "")) if isinstance(part, Mapping) else None
+            if kind is not None:
+                raise _invalid(
+                    f"messages[{place}].content[{index}]: {kind} input cannot be sent to this model's workers"
+                )
+
+
 def _message(message: Mapping[str, Any], where: str, traits: TemplateTraits) -> Message:
     if not isinstance(message, (dict, Mapping)):
         raise _invalid(f"{where} must be an object")
@@ -124,12 +145,21 @@ def _parts(content: Sequence[Any], where: str, traits: TemplateTraits) -> Iterat
 
 
 def _tool_call(call: Any, where: str, traits: TemplateTraits) -> dict[str, Any]:
+    if isinstance(call, Mapping) and isinstance(call.get("custom"), Mapping):
+        call = _as_function_call(call)
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise _invalid(f"{where} must be an object with a function")
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
     written = json.dumps(arguments, ensure_ascii=False) if traits.arguments_as_text else arguments
     return {**call, "function": {**function, "arguments": written}}
+
+
+def _as_function_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A custom tool's call as the model wrote it: of a function with one string."""
+    custom = call["custom"]
+    function = {"name": custom.get("name"), "arguments": {"input": custom.get("input", "")}}
+    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _arguments(arguments: Any, where: str) -> Mapping[str, Any]:

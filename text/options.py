@@ -36,8 +36,23 @@ _REPORT_FIELDS = frozenset(
 _NOTHING_BESIDE = OutputOptions()
 
 
+_BYPASS = "x-bypass-remote-prefill"
+"""An annotation that Dynamo's workers take for its router's word."""
+
+
+def told_annotations(request: GenerationRequest) -> tuple[str, ...]:
+    """The client's annotations as workers are told them: without what only a router may say."""
+    extras = request.extras()
+    if extras is None or not extras.annotations:
+        return ()
+    return tuple(each for each in extras.annotations if not each.startswith(_BYPASS))
+
+
 def check_against(request: Request, card: ModelCard) -> None:
     """What only the model can tell. Raises InvalidRequest for what it cannot do, and for ids outside its vocabulary."""
+    extras = request.extras()
+    if extras is not None and extras.token_data:
+        check_vocabulary(extras.token_data, card.vocab_size, "tandem.token_data")
     if isinstance(request, CompletionRequest):
         if request.suffix:
             raise invalid("suffix", "this model does not insert text before a suffix")
@@ -45,11 +60,19 @@ def check_against(request: Request, card: ModelCard) -> None:
             if not isinstance(prompt, str):
                 whole = prompt is request.prompt
                 check_vocabulary(prompt, card.vocab_size, "prompt" if whole else f"prompt[{index}]")
-    elif request.modalities and "audio" in request.modalities:
-        raise invalid("modalities", "this model answers with text only")
+    else:
+        _check_chat(request)
     for key in request.logit_bias or ():
         if 0 < card.vocab_size <= int(key):
             raise _outside(f"logit_bias.{key}", int(key), card.vocab_size)
+
+
+def _check_chat(request: ChatCompletionRequest) -> None:
+    if request.modalities and "audio" in request.modalities:
+        raise invalid("modalities", "this model answers with text only")
+    for index, tool in enumerate(request.tools or ()):
+        if tool["type"] == "custom" and (tool["custom"].get("format") or {}).get("type") == "grammar":
+            raise invalid(f"tools[{index}].custom.format", "this model's calls cannot be bound to a grammar")
 
 
 def check_vocabulary(ids: Sequence[int], vocab_size: int, place: str) -> None:
@@ -252,6 +275,11 @@ def routing_hints(request: Hinting) -> RoutingHints | None:
     if jump is None and hints is not None and hints.priority is not None:
         jump = max(0.0, float(hints.priority))
     said = RoutingHints(
+        backend_instance_id=extras.backend_instance_id,
+        prefill_worker_id=extras.prefill_worker_id,
+        decode_worker_id=extras.decode_worker_id,
+        dp_rank=extras.dp_rank,
+        prefill_dp_rank=extras.prefill_dp_rank,
         cache_namespace=extras.cache_salt or request.cache_salt,
         expected_output_tokens=None if hints is None else hints.osl,
         priority=priority,

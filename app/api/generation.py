@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from app.api.asides import Asides
 from app.api.call import ModelCall
 from app.http_turn import Turn
 from app.responses import EventStream, Headers, error_event, send_json
@@ -94,6 +96,7 @@ class GenerationCall(ModelCall):
         self._kind = kind
         self._events: EventStream | None = None
         self._dropped: Sequence[str] = ()
+        self._asides: Asides | None = None
 
     async def _tell(self, error: GatewayError) -> None:
         """By its status while that is open; inside the stream, as its last event, once the 200 is out."""
@@ -114,6 +117,16 @@ class GenerationCall(ModelCall):
             own.append((b"x-tandem-warning", f"dropped, not supported: {', '.join(self._dropped)}".encode()))
         return own
 
+    def _story(self) -> dict[str, Any] | None:
+        story = super()._story()
+        if self._asides is None:
+            return story
+        told = self._asides.closing(self.record.tracker)
+        if story is None:
+            return told
+        (name,) = told
+        return {**story, name: {**told[name], **story.get(name, {})}}
+
     # ---- the request's way
 
     async def _answer(self) -> None:
@@ -123,12 +136,17 @@ class GenerationCall(ModelCall):
         self.record.began(model.card.name, stream=bool(request.stream))
         hints = read_hints(self._turn.headers)
         context = self._open(self._kind.answer_id(), model.card)
+        asides = self._asides = Asides.of(request)
+        if asides is not None:
+            asides.request_named(self._request_id.decode())
         if isinstance(model, RelayedModel):
             await self._relay(model, self._kind.relayed(request, context, hints), context)
             return
         prepared = await model.preprocessor.prepare(request, context, int(time.time()), hints)
         self._dropped = prepared.dropped
         self._check_ready(model.card.name)
+        if asides is not None:
+            asides.prompt_known(prepared, partial(model.tokenizer.decode, skip_special_tokens=False))
         usage = UsageCount(prepared.prompt_tokens(), prepared.form.candidates)
         self.record.prepared(usage)
         answer = self._stream if request.stream else self._unary
@@ -142,11 +160,14 @@ class GenerationCall(ModelCall):
                 self.record.observe(choice.outputs, choice.index)
                 gathered.feed(choice.index, choice.outputs)
 
-        await self._watched(model.service(prepared, context, sink))
+        await self._watched(model.service(prepared, context, self._noting(sink)))
         await send_json(self._turn, 200, gathered.body(self._story()), self._answer_headers())
 
     async def _stream(self, model: TokenModel, prepared: Prepared, context: RequestContext, usage: UsageCount) -> None:
         renderer = self._kind.stream(prepared, usage)
+        announcement = self._asides and self._asides.announcement()
+        if announcement:
+            renderer.announce(announcement)
         events = self._open_stream(context)
         last: list[bytes] = []
         """The end of the answer, which leaves together with what follows it."""
@@ -160,8 +181,12 @@ class GenerationCall(ModelCall):
                 elif data:
                     events.write(data)
 
-        await self._watched(model.service(prepared, context, sink))
+        await self._watched(model.service(prepared, context, self._noting(sink)))
         await events.end(b"".join(last) + renderer.end(self._story()))
+
+    def _noting(self, sink: Callable[[Sequence[ChoiceOutputs]], None]) -> Callable[[Sequence[ChoiceOutputs]], None]:
+        """The sink, watched where what it takes is to be told beside the answer."""
+        return sink if self._asides is None else self._asides.watching(sink)
 
     async def _relay(self, model: RelayedModel, request: RelayRequest, context: RequestContext) -> None:
         """Through a model of OpenAI-compatible servers."""
@@ -175,11 +200,14 @@ class GenerationCall(ModelCall):
                 events.write(b"".join([b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks]))
 
             await self._watched(model.relay(request, context, write, usage))
+            story = self._story()
+            if story is not None:
+                write([request.shape.put_on({"choices": [], **story})])
             await events.end(DONE)
             return
         answers: list[Chunk] = []
         await self._watched(model.relay(request, context, answers.extend, usage))
-        await send_json(self._turn, 200, orjson.dumps(answers[0]), self._answer_headers())
+        await send_json(self._turn, 200, orjson.dumps({**answers[0], **(self._story() or {})}), self._answer_headers())
 
     def _open_stream(self, context: RequestContext) -> EventStream:
         events = self._events = EventStream(

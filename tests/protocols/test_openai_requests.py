@@ -264,9 +264,21 @@ def test_extras_are_read_under_our_name_and_dynamos(name):
     assert extras.agent_hints.osl == 5
 
 
+@pytest.mark.parametrize("worker_id", [2**63 + 5, str(2**63 + 5)])
+def test_a_worker_is_named_by_its_number_or_by_its_digits(worker_id):
+    assert completion(tandem={"backend_instance_id": worker_id}).extras().backend_instance_id == 2**63 + 5
+
+
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
+        ({"tandem": {"token_data": ["x"]}}, "tandem.token_data[0]"),
+        ({"tandem": {"token_data": [-1]}}, "tandem.token_data[0]"),
+        ({"tandem": {"extra_fields": "timing"}}, "tandem.extra_fields"),
+        ({"tandem": {"backend_instance_id": "w1"}}, "tandem.backend_instance_id"),
+        ({"tandem": {"prefill_worker_id": -1}}, "tandem.prefill_worker_id"),
+        ({"tandem": {"decode_worker_id": 2**64}}, "tandem.decode_worker_id"),
+        ({"tandem": {"dp_rank": 2**32}}, "tandem.dp_rank"),
         ({"tandem": {"zzz": 1}}, "tandem.zzz"),
         ({"tandem": []}, "tandem"),
         ({"nvext": {"annotations": "x"}}, "nvext.annotations"),
@@ -277,6 +289,11 @@ def test_extras_are_read_under_our_name_and_dynamos(name):
 )
 def test_a_faulty_extra_is_refused_at_its_place(fields, place):
     assert refused(chat, **fields).param == place
+
+
+def test_token_data_is_for_one_prompt():
+    assert refused(completion, prompt=["a", "b"], tandem={"token_data": [5]}).param == "tandem.token_data"
+    assert completion(prompt="a", tandem={"token_data": [5]}).extras().token_data == [5]
 
 
 # ---- prompts

@@ -210,7 +210,7 @@ def _take(events: Events, chunk: dict[str, Any]) -> None:
         assert set(chunk["error"]) == {"message", "type", "param", "code"}
         events.error = chunk["error"]
         return
-    assert chunk["choices"] or chunk.get("usage"), "an empty chunk"
+    assert chunk["choices"] or chunk.get("usage") or chunk.keys() & {"tandem", "nvext"}, "an empty chunk"
     for choice in chunk["choices"]:
         opening = choice.get("delta", {}).get("role") is not None
         assert opening or _text(choice) or choice["finish_reason"], f"an empty choice: {choice}"

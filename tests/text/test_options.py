@@ -21,6 +21,7 @@ from text.options import (
     routing_hints,
     sampling_options,
     stop_conditions,
+    told_annotations,
     wanted_tokens,
 )
 
@@ -340,6 +341,16 @@ def test_what_would_change_the_answer_and_cannot_be_done_is_refused(request_, pl
     assert caught.value.param == place
 
 
+@pytest.mark.parametrize("grammar", [{"grammar": {"definition": "a", "syntax": "lark"}}, {"definition": "a"}])
+def test_a_custom_tools_grammar_is_refused_as_nothing_binds_a_call_to_it(grammar):
+    tool = {"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", **grammar}}}
+
+    with pytest.raises(InvalidRequest) as caught:
+        check_against(chat(tools=[tool]), CARD)
+
+    assert caught.value.param == "tools[0].custom.format"
+
+
 def test_an_empty_suffix_and_text_alone_are_no_wishes():
     check_against(completion(suffix=""), CARD)
     check_against(chat(modalities=["text"]), CARD)
@@ -367,6 +378,25 @@ def test_hints_come_from_extras_before_plain_fields():
         strict_priority=3,
         routing_constraints=RoutingConstraints(frozenset({"gpu"}), {"near": 0.5}),
     )
+
+
+def test_a_body_may_name_the_workers():
+    named = {
+        "backend_instance_id": 1,
+        "prefill_worker_id": 2,
+        "decode_worker_id": 3,
+        "dp_rank": 0,
+        "prefill_dp_rank": 4,
+    }
+
+    assert routing_hints(chat(nvext=named)) == RoutingHints(**named)
+
+
+def test_workers_hear_a_clients_annotations_but_no_routers_word():
+    said = ["kept", "x-bypass-remote-prefill", "x-bypass-remote-prefill:1"]
+
+    assert told_annotations(chat(tandem={"annotations": said})) == ("kept",)
+    assert told_annotations(chat()) == ()
 
 
 def test_plain_fields_hint_alone_and_silence_hints_nothing():

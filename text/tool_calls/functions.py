@@ -1,6 +1,6 @@
 """The functions a request offers, and what their schemas make of a value that came as text.
 
-A custom tool is a function of one string, `input`: engines and templates know no other kind.
+A custom tool is a function of one string, `input`: engines and templates know no other kind (see `custom_calls`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ from typing import Any
 
 import orjson
 
+from protocols.openai_tools import as_function
+
 STRING = frozenset({"string"})
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-CUSTOM_INPUT: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
 
 _TYPES = {
     "string": "string",
@@ -47,31 +44,35 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 class Functions:
     """A request's functions by name, in the order given."""
 
-    __slots__ = ("_known", "_schemas", "_strict")
+    __slots__ = ("_custom", "_known", "_schemas", "_strict")
 
-    def __init__(self, schemas: Mapping[str, Mapping[str, Any]], strict: Iterable[str] = ()) -> None:
+    def __init__(
+        self, schemas: Mapping[str, Mapping[str, Any]], strict: Iterable[str] = (), custom: Iterable[str] = ()
+    ) -> None:
         self._schemas = schemas
         self._strict = frozenset(strict)
+        self._custom = frozenset(custom)
         self._known: dict[tuple[str, str], frozenset[str]] = {}
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> Functions:
         """From checked OpenAI tools."""
         schemas: dict[str, Mapping[str, Any]] = {}
-        strict = []
+        strict, custom = [], []
         for tool in tools:
-            kind = "custom" if tool.get("type") == "custom" else "function"
-            definition = tool[kind]
+            definition = as_function(tool)["function"]
             name = definition["name"]
-            schemas[name] = CUSTOM_INPUT if kind == "custom" else definition.get("parameters") or ANY_OBJECT
+            schemas[name] = definition.get("parameters") or ANY_OBJECT
             if definition.get("strict"):
                 strict.append(name)
-        return cls(schemas, strict)
+            if tool.get("type") == "custom":
+                custom.append(name)
+        return cls(schemas, strict, custom)
 
     def only(self, names: Iterable[str]) -> Functions:
         """Those of them that are named."""
         kept = {name: self._schemas[name] for name in names if name in self._schemas}
-        return Functions(kept, self._strict.intersection(kept))
+        return Functions(kept, self._strict.intersection(kept), self._custom.intersection(kept))
 
     def __contains__(self, name: object) -> bool:
         return name in self._schemas
@@ -85,6 +86,15 @@ class Functions:
     def schema(self, name: str) -> Mapping[str, Any]:
         """The JSON schema of a function's arguments; of one that takes none, and of an unknown one, any object."""
         return self._schemas.get(name, ANY_OBJECT)
+
+    def is_custom(self, name: str) -> bool:
+        """Is it a custom tool?"""
+        return name in self._custom
+
+    @property
+    def custom(self) -> bool:
+        """Is any of them a custom tool?"""
+        return bool(self._custom)
 
     def is_strict(self, name: str) -> bool:
         """Must its arguments follow its schema?"""
