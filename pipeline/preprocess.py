@@ -38,6 +38,7 @@ from text.options import (
     wanted_tokens,
 )
 from text.tokenizer import Tokenizer
+from text.truncation import cut
 from text.unsupported import without
 
 LONG_TEXT = 16_384
@@ -140,6 +141,8 @@ class Preprocessor:
         elif given is None:
             prompts = [await self._prompt_ids(prompt, request) for prompt in request.prompts()]
             texts = [prompt for prompt in request.prompts() if isinstance(prompt, str)] or None
+        if request.truncate_prompt_tokens is not None:
+            prompts, texts = [self._truncated(request, ids) for ids in prompts], None
         sent = self._preprocessed(request, prompts, sampling, plan, merged_hints(routing_hints(request), hints))
         form = self._form(request, context.request_id, created, prompts, plan)
         return Prepared(request, sent, form, texts)
@@ -165,6 +168,14 @@ class Preprocessor:
     async def chat_ids(self, request: ChatCompletionRequest) -> list[int]:
         """A chat's prompt. Raises InvalidRequest, with the template's own words when it refuses."""
         return await self._chat_ids(request, self._chat_text(request, _template_arguments(request)))
+
+    def _truncated(self, request: ChatCompletionRequest | CompletionRequest, ids: list[int]) -> list[int]:
+        """At most as many ids as the request says, or as leave room for the answer."""
+        most = request.truncate_prompt_tokens or 0
+        if most < 0:
+            longest = self.context_length()
+            most = len(ids) if longest is None else max(longest - (wanted_tokens(request, self._card) or 1), 1)
+        return cut(ids, most, from_left=request.truncation_side != "right")
 
     def _end_of(self, ids: Sequence[int]) -> str:
         """The end of a prompt that came as ids: it tells whether the answer begins inside thoughts."""
@@ -254,7 +265,9 @@ class Preprocessor:
                 request, answer_id, created, request.model, echo, token_bytes=token_bytes, reading=plan.reading
             )
         told = bool(request.echo or request.return_token_ids)
-        given = request.prompts() if _token_data(request) is None else [[]]
+        # Of a prompt that was cut off, or came in another form, the text is what its ids say.
+        as_said = request.truncate_prompt_tokens is None and _token_data(request) is None
+        given = request.prompts() if as_said else [[]] * len(prompts)
         echoes = [
             self._echo(ids, text=text if isinstance(text, str) else None) if told else PromptEcho()
             for ids, text in zip(prompts, given, strict=True)
@@ -287,6 +300,11 @@ def _template_arguments(request: ChatCompletionRequest) -> Mapping[str, Any]:
         arguments["documents"] = request.documents
     if request.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", request.reasoning_effort)
+    thinks = request.thinks()
+    if thinks is not None:
+        # Qwen's and GLM's name for it, and DeepSeek's.
+        arguments.setdefault("enable_thinking", thinks)
+        arguments.setdefault("thinking", thinks)
     return arguments
 
 

@@ -197,7 +197,13 @@ class ChatDeltas(ChoiceDeltas):
     prompt_at_root = True
 
     def opening(self) -> bytes:
-        return self._frame.chunk(_opening(self._index, True), {})
+        return self._opened(speaks=True)
+
+    def _opened(self, *, speaks: bool) -> bytes:
+        """`speaks`: who answers will say something, and not only call."""
+        lead = self._form.lead
+        opening = self._frame.chunk(_opening(self._index, speaks or bool(lead)), {})
+        return opening + self._frame.chunk(orjson.dumps(_choice(self._index, self.body(lead))), {}) if lead else opening
 
     @staticmethod
     def body(text: str) -> dict[str, Any]:
@@ -232,11 +238,11 @@ class ReadChatDeltas(ChatDeltas):
         self._thoughts = count.reasoning = form.reading.count()
         self._bare = self._plain
         self._plain = False
-        self._silent = True
+        self._silent = not form.lead
         """Was no content told yet?"""
 
     def opening(self) -> bytes:
-        return self._frame.chunk(_opening(self._index, self._rules is None), {})
+        return self._opened(speaks=self._rules is None)
 
     def _feed_one(self, output: BackendOutput) -> bytes:
         if self.finished:

@@ -180,6 +180,9 @@ def _max_thinking_tokens(request: GenerationRequest) -> int | None:
     extras = request.extras()
     if extras is not None and extras.max_thinking_tokens is not None:
         return extras.max_thinking_tokens
+    if request.thinking_token_budget is None and isinstance(request, ChatCompletionRequest) and request.thinking:
+        budget_tokens: int | None = request.thinking.get("budget_tokens")
+        return budget_tokens
     return request.thinking_token_budget
 
 
@@ -242,8 +245,8 @@ def output_options(request: Request) -> OutputOptions:
         logprobs = request.logprobs
         if request.echo and logprobs is not None:
             prompt = max(prompt or 0, logprobs)
-        if logprobs is None and request.candidates() > (request.n or 1):
-            logprobs = 0
+    if logprobs is None and request.candidates() > (request.n or 1):
+        logprobs = 0
     return OutputOptions(
         logprobs=logprobs,
         prompt_logprobs=prompt,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from protocols.openai import GenerationRequest
+from protocols.openai import CompletionRequest, GenerationRequest
 
 R = TypeVar("R", bound=GenerationRequest)
 
@@ -25,9 +25,10 @@ def without(request: R, parameter: str) -> R | None:
         assert bare.model_extra is not None
         del bare.model_extra[parameter]
         return bare
-    said = [name for name in _TOGETHER.get(parameter, (parameter,)) if hasattr(request, name)]
-    changes: dict[str, Any] = dict.fromkeys(said)
-    if parameter == "prompt_logprobs" and getattr(request, "echo", False):
+    changes: dict[str, Any] = dict.fromkeys(
+        name for name in _TOGETHER.get(parameter, (parameter,)) if hasattr(request, name)
+    )
+    if parameter == "prompt_logprobs" and isinstance(request, CompletionRequest) and request.echo:
         changes["logprobs"] = None
     elif parameter == "guided_whitespace_pattern" and request.structured_outputs is not None:
         changes["structured_outputs"] = {**request.structured_outputs, "whitespace_pattern": None}

@@ -20,7 +20,7 @@ from app.responses import EventStream, Headers, error_event, send_json
 from engines.openai_reply import Chunk, Shape
 from pipeline.context import RequestContext
 from pipeline.models import RelayedModel, TokenModel
-from pipeline.preprocess import ChoiceOutputs, Prepared
+from pipeline.preprocess import ChoiceOutputs, Prepared, merged_hints
 from pipeline.relay import RelayRequest, RelayUsage
 from protocols.errors import GatewayError
 from protocols.openai import ChatCompletionRequest, CompletionRequest, parse_chat, parse_completion
@@ -28,6 +28,7 @@ from protocols.preprocessed import RoutingHints
 from routers.hints import read_hints
 from text.aggregate import Aggregate, ChatAggregate, CompletionAggregate
 from text.deltas import DONE, StreamRenderer
+from text.options import routing_hints
 from text.usage import UsageCount
 
 if TYPE_CHECKING:
@@ -73,9 +74,12 @@ class Generation:
         if request.stream and self._chat:
             kind += ".chunk"
         prompts = 1 if isinstance(request, ChatCompletionRequest) else len(request.prompts())
+        hints, body = merged_hints(routing_hints(request), hints), request.body()
+        if hints is not None and hints.cache_namespace is not None:
+            body["cache_salt"] = hints.cache_namespace
         return RelayRequest(
             path="/v1/chat/completions" if self._chat else "/v1/completions",
-            body=request.body(),
+            body=body,
             shape=Shape(context.request_id, int(time.time()), request.model, kind),
             stream=bool(request.stream),
             include_usage=request.includes_usage(),

@@ -249,6 +249,41 @@ def test_stream_options_are_for_streams():
     assert error.param == "stream_options.include_usage"
 
 
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"thinking": True}, "thinking"),
+        ({"thinking": {}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": "9"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+        ({"include_reasoning": "no"}, "include_reasoning"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncation_side": "middle"}, "truncation_side"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 21}, "best_of"),
+    ],
+)
+def test_a_faulty_extension_is_refused_at_its_place(fields, place):
+    assert refused(chat, **fields).param == place
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({}, None),
+        ({"thinking": None, "reasoning_effort": "low"}, None),
+        ({"reasoning_effort": "none"}, False),
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}, "reasoning_effort": "none"}, True),
+        ({"thinking": {"type": "adaptive"}}, None),
+    ],
+)
+def test_whether_to_think_is_said_in_two_ways(fields, thinks):
+    assert chat(**fields).thinks() is thinks
+
+
 # ---- our own extras
 
 

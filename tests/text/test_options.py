@@ -248,6 +248,7 @@ def test_every_choice_has_its_own_seed_and_the_first_the_requests():
         ({"structural_tag": {"a": 1}}, GuidedDecoding(structural_tag={"a": 1})),
         ({"regex": "a+"}, GuidedDecoding(regex="a+")),
         ({"ebnf": "root ::= 'a'", "response_format": {"type": "text"}}, GuidedDecoding(grammar="root ::= 'a'")),
+        ({"json_schema": json.dumps(SCHEMA)}, GuidedDecoding(json=SCHEMA)),
     ],
 )
 def test_a_constraint_is_understood_in_every_tongue(fields, guided):
@@ -298,8 +299,17 @@ def test_an_echo_with_logprobs_needs_the_prompts_too():
     assert output_options(completion(logprobs=2)).prompt_logprobs is None
 
 
+def test_a_thinking_budget_is_said_in_three_ways():
+    said = {"thinking": {"type": "enabled", "budget_tokens": 3}}
+
+    assert stop_conditions(chat(**said), CARD, 9).max_thinking_tokens == 3
+    assert stop_conditions(chat(**said, thinking_token_budget=0), CARD, 9).max_thinking_tokens == 0
+    assert stop_conditions(chat(**said, tandem={"max_thinking_tokens": 1}), CARD, 9).max_thinking_tokens == 1
+
+
 def test_candidates_are_ranked_by_logprobs_even_if_none_are_told():
     assert output_options(completion(best_of=3)).logprobs == 0
+    assert output_options(chat(best_of=3)).logprobs == 0
     assert output_options(completion(n=3)).logprobs is None
 
 
