@@ -49,7 +49,10 @@ GATEWAY = frozenset(
         "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
         "ignore_eos", "skip_special_tokens", "logit_bias", "prompt_logprobs", "cache_salt", "priority",
         "prompt_embeds", "use_beam_search", "length_penalty", "thinking_token_budget", "max_thinking_tokens",
-        "thinking", "separate_reasoning",
+        "thinking", "separate_reasoning", "functions", "function_call", "chat_template_args",
+        # what only OpenAI's own service does something with
+        "audio", "prediction", "moderation", "web_search_options", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "safety_identifier", "service_tier", "store", "verbosity",
         "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
         "guided_decoding_backend", "guided_whitespace_pattern", "regex", "ebnf", "json_schema",
     }
