@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
@@ -11,7 +10,6 @@ from protocols.openai_errors import invalid, wrong_type, wrong_value
 from protocols.openai_fields import MAX_LOGPROBS, GenerationRequest, Text
 from protocols.openai_messages import Message, check_messages
 from protocols.openai_tools import (
-    as_function,
     check_choice_against,
     check_function_call,
     check_functions,
@@ -128,7 +126,7 @@ class ChatCompletionRequest(GenerationRequest):
         """Is what the model thinks told at all?"""
         return self.include_reasoning is not False
 
-    def template_tools(self) -> list[Mapping[str, Any]] | None:
+    def template_tools(self) -> list[dict[str, Any]] | None:
         """The tools a template sees: the deprecated functions among them; None, never empty, when there are none.
 
         Tools that may not be called (`tool_choice: none`) are not shown.
@@ -136,9 +134,7 @@ class ChatCompletionRequest(GenerationRequest):
         forbidden = self.tool_choice == "none" if self.tools else self.function_call == "none"
         if forbidden:
             return None
-        if self.tools:
-            return [as_function(tool) for tool in self.tools]
-        return [{"type": "function", "function": item} for item in self.functions or ()] or None
+        return self.tools or [{"type": "function", "function": item} for item in self.functions or ()] or None
 
 
 def _check_metadata(metadata: dict[str, Any]) -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from protocols.openai_errors import invalid, missing, wrong_type, wrong_value
 from protocols.openai_messages import NAME
 
-CUSTOM_INPUT: dict[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
-"""The arguments of a custom tool as a function's."""
 MAX_TOOLS = 1024
 MAX_SCHEMA_NAME = 64
 _MODES = ("none", "auto", "required")
@@ -37,15 +31,6 @@ def check_tools(tools: Any) -> list[dict[str, Any]]:
         if kind == "custom" and tool[kind].get("format") is not None:
             _check_format(tool[kind]["format"], f"{place}.custom.format")
     return tools  # type: ignore[no-any-return]
-
-
-def as_function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A checked tool as a function: a custom one becomes a function of one string, `input`."""
-    if tool["type"] == "function":
-        return tool
-    custom = tool["custom"]
-    said = {name: custom[name] for name in ("name", "description") if custom.get(name) is not None}
-    return {"type": "function", "function": {**said, "parameters": CUSTOM_INPUT}}
 
 
 def _check_format(format_: Any, place: str) -> None:
@@ -114,29 +99,9 @@ def check_tool_choice(choice: Any) -> Any:
         raise wrong_type(f"tool_choice.{kind}", "an object", inner)
     if kind != "allowed_tools":
         check_name(inner, f"tool_choice.{kind}")
-        return choice
-    if inner.get("mode") not in ("auto", "required"):
+    elif inner.get("mode") not in ("auto", "required"):
         raise wrong_value("tool_choice.allowed_tools.mode", inner.get("mode"), ("auto", "required"))
-    place = "tool_choice.allowed_tools.tools"
-    allowed = inner.get("tools")
-    if not isinstance(allowed, list):
-        raise wrong_type(place, "an array of objects", allowed)
-    if not allowed:
-        raise invalid(place, "expected at least 1 tool, but got an empty array instead")
-    for index, tool in enumerate(allowed):
-        if allowed_name(tool) is None:
-            raise invalid(f"{place}[{index}]", "expected an object that names a tool")
     return choice
-
-
-def allowed_name(tool: Any) -> str | None:
-    """The name in an entry of the allowed tools, which names a tool directly or under its kind; None for no name."""
-    if not isinstance(tool, Mapping):
-        return None
-    kind = tool.get("type", "function")
-    inner = tool.get(kind) if isinstance(kind, str) else None
-    name = (inner if isinstance(inner, Mapping) else tool).get("name")
-    return name if isinstance(name, str) else None
 
 
 def check_choice_against(choice: Any, tools: Sequence[dict[str, Any]]) -> None:
@@ -150,12 +115,6 @@ def check_choice_against(choice: Any, tools: Sequence[dict[str, Any]]) -> None:
         name = choice[kind]["name"]
         if all(tool.get(kind, {}).get("name") != name for tool in tools):
             raise invalid(f"tool_choice.{kind}.name", f"'{name}' is not among 'tools'")
-    elif kind == "allowed_tools":
-        known = {tool[tool["type"]]["name"] for tool in tools}
-        for index, tool in enumerate(choice["allowed_tools"]["tools"]):
-            if allowed_name(tool) not in known:
-                place = f"tool_choice.allowed_tools.tools[{index}]"
-                raise invalid(place, f"'{allowed_name(tool)}' is not among 'tools'")
 
 
 def check_function_call(choice: Any) -> Any:

@@ -145,21 +145,12 @@ def _parts(content: Sequence[Any], where: str, traits: TemplateTraits) -> Iterat
 
 
 def _tool_call(call: Any, where: str, traits: TemplateTraits) -> dict[str, Any]:
-    if isinstance(call, Mapping) and isinstance(call.get("custom"), Mapping):
-        call = _as_function_call(call)
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise _invalid(f"{where} must be an object with a function")
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
     written = json.dumps(arguments, ensure_ascii=False) if traits.arguments_as_text else arguments
     return {**call, "function": {**function, "arguments": written}}
-
-
-def _as_function_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A custom tool's call as the model wrote it: of a function with one string."""
-    custom = call["custom"]
-    function = {"name": custom.get("name"), "arguments": {"input": custom.get("input", "")}}
-    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _arguments(arguments: Any, where: str) -> Mapping[str, Any]:

@@ -117,24 +117,8 @@ def test_deprecated_functions_reach_the_template_as_tools():
     assert request.template_tools() == [{"type": "function", "function": {"name": "ping", "parameters": {}}}]
 
 
-def allowed(*names):
-    tools = [{"type": "function", "function": {"name": name}} for name in names]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
-
-
 def shell(**more):
     return {"type": "custom", "custom": {"name": "shell", **more}}
-
-
-def test_a_custom_tool_is_to_the_template_a_function_of_one_string():
-    request = chat(tools=[shell(description="Runs it.", format={"type": "text"}), PING])
-
-    parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    assert request.template_tools() == [
-        {"type": "function", "function": {"name": "shell", "description": "Runs it.", "parameters": parameters}},
-        PING,
-    ]
-    assert request.tools[0]["type"] == "custom"
 
 
 @pytest.mark.parametrize(
@@ -159,19 +143,6 @@ def test_a_custom_tool_is_to_the_template_a_function_of_one_string():
         (
             {"tools": [PING], "tool_choice": {"type": "function", "function": {"name": "pong"}}},
             "tool_choice.function.name",
-        ),
-        ({"tools": [PING], "tool_choice": allowed("pong")}, "tool_choice.allowed_tools.tools[0]"),
-        ({"tools": [PING], "tool_choice": allowed()}, "tool_choice.allowed_tools.tools"),
-        (
-            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
-            "tool_choice.allowed_tools.tools",
-        ),
-        (
-            {
-                "tools": [PING],
-                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [5]}},
-            },
-            "tool_choice.allowed_tools.tools[0]",
         ),
         ({"tools": [PING], "tool_choice": {"type": "custom", "custom": {"name": "ping"}}}, "tool_choice.custom.name"),
         ({"tools": [shell(format="text")]}, "tools[0].custom.format"),

@@ -178,19 +178,6 @@ def test_a_custom_tool_is_called_with_an_input(house: House, model: str) -> None
     assert chunks[-1].finish_reason == answered.finish_reason
 
 
-def test_a_custom_call_and_its_result_are_part_of_the_conversation(house: House) -> None:
-    call = {"id": "c1", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
-    messages = [
-        *CHAT,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "file.txt"},
-    ]
-
-    answered = house.sdk.chat.completions.create(model="says", messages=messages, tools=[SHELL])
-
-    assert answered.choices[0].message.content == "It rains."
-
-
 # ---- the stream's shape
 
 

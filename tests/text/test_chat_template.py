@@ -258,12 +258,6 @@ def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
         text_of(TOOL_CALLS, [{"role": "assistant", "tool_calls": [call]}])
 
 
-def test_a_custom_call_comes_back_as_the_model_wrote_it() -> None:
-    call = {"id": "c", "type": "custom", "custom": {"name": "f", "input": 'l"s'}}
-
-    assert text_of(TOOL_CALLS, [{"role": "assistant", "tool_calls": [call]}]) == 'f={"input": "l\\"s"};'
-
-
 @pytest.mark.parametrize("call", [5, {"id": "x"}, {"function": "f"}])
 def test_a_tool_call_without_a_function_is_refused(call: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"tool_calls\[0\]"):

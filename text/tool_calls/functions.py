@@ -13,10 +13,13 @@ from typing import Any
 
 import orjson
 
-from protocols.openai_tools import as_function
-
 STRING = frozenset({"string"})
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+CUSTOM_INPUT: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
 
 _TYPES = {
     "string": "string",
@@ -60,12 +63,13 @@ class Functions:
         schemas: dict[str, Mapping[str, Any]] = {}
         strict, custom = [], []
         for tool in tools:
-            definition = as_function(tool)["function"]
+            kind = "custom" if tool.get("type") == "custom" else "function"
+            definition = tool[kind]
             name = definition["name"]
-            schemas[name] = definition.get("parameters") or ANY_OBJECT
+            schemas[name] = CUSTOM_INPUT if kind == "custom" else definition.get("parameters") or ANY_OBJECT
             if definition.get("strict"):
                 strict.append(name)
-            if tool.get("type") == "custom":
+            if kind == "custom":
                 custom.append(name)
         return cls(schemas, strict, custom)
 

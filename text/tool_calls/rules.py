@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from protocols.openai import ChatCompletionRequest
-from protocols.openai_tools import allowed_name
 from text.tool_calls.functions import ANY_OBJECT, Functions
 
 
@@ -69,6 +68,18 @@ def call_rules(
         name = tool_choice[kind]["name"]
         return CallRules(functions.only([name]) or Functions({name: ANY_OBJECT}), CallMode.NAMED, False)
     allowed = tool_choice["allowed_tools"]
-    functions = functions.only(name for tool in allowed["tools"] if (name := allowed_name(tool)) is not None)
+    functions = functions.only(_names(allowed.get("tools") or ()))
     mode = CallMode.REQUIRED if allowed["mode"] == "required" else CallMode.AUTO
     return CallRules(functions, mode, several) if len(functions) else None
+
+
+def _names(tools: Sequence[Any]) -> list[str]:
+    """The names in a list of allowed tools, whose entries name a tool directly or under its kind."""
+    names = []
+    for tool in tools:
+        kind = tool.get("type", "function") if isinstance(tool, Mapping) else ""
+        inner = tool.get(kind) if isinstance(tool, Mapping) else None
+        name = (inner if isinstance(inner, Mapping) else tool).get("name") if isinstance(tool, Mapping) else None
+        if isinstance(name, str):
+            names.append(name)
+    return names
