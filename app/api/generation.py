@@ -17,7 +17,7 @@ from app.api.asides import Asides
 from app.api.call import ModelCall
 from app.http_turn import Turn
 from app.responses import EventStream, Headers, error_event, send_json
-from engines.openai_reply import Chunk, Shape
+from engines.openai_reply import Chunk, Shape, tells_something
 from pipeline.context import RequestContext
 from pipeline.models import RelayedModel, TokenModel
 from pipeline.preprocess import ChoiceOutputs, Prepared, merged_hints
@@ -201,6 +201,8 @@ class GenerationCall(ModelCall):
             events = self._open_stream(context)
 
             def write(chunks: Sequence[Chunk]) -> None:
+                if self.record.tracker.first_token_at is None and any(map(tells_something, chunks)):
+                    self.record.answer_began()
                 events.write(b"".join([b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks]))
 
             await self._watched(model.relay(request, context, write, usage))

@@ -131,6 +131,38 @@ def test_what_is_between_the_client_and_us_is_not_passed_on(open_house: OpenHous
     assert set(ours).isdisjoint(asked)
 
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, PICTURE]}]},
+        ),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "return_routed_experts": True}),
+        ("/v1/completions", {"prompt": ["a", "b"]}),
+        ("/v1/completions", {"prompt": [1, 2, 3]}),
+        ("/v1/completions", {"prompt": [[1, 2], [3]], "return_token_ids": True}),
+    ],
+)
+def test_every_shape_of_what_is_asked_passes_as_it_is(open_house: OpenHouse, path: str, said: dict[str, Any]) -> None:
+    upstream = Upstream(whole())
+
+    asked_through(open_house, upstream, {"model": "far", **said}, path)
+
+    assert upstream.asked == [{"model": "upstream-name", **said}]
+
+
+def test_a_tenant_s_header_salts_what_the_server_is_asked(open_house: OpenHouse) -> None:
+    upstream = Upstream(whole())
+
+    asked_through(open_house, upstream, {**CHAT, "cache_salt": "mine"}, **{"x-tenant-id": "theirs"})
+
+    assert upstream.asked[0]["cache_salt"] == "theirs"
+
+
 # ---- answers
 
 
@@ -152,6 +184,19 @@ def test_what_we_do_not_know_of_an_answer_survives(open_house: OpenHouse) -> Non
     assert reply.header("x-request-id") == "trace-1"
     assert reply.count("x-powered-by") == reply.count("server") == 0
     assert reply.count("date") == 1
+
+
+@pytest.mark.parametrize("said", [{"reasoning_content": "Hm."}, {"tool_calls": [{"index": 0}]}, {"content": "Hi."}])
+def test_the_first_that_is_told_counts_as_the_first_token_whatever_it_is(
+    open_house: OpenHouse, said: dict[str, Any]
+) -> None:
+    chunks = [chunk({"role": "assistant", "content": ""}), chunk(said), chunk({}, "stop"), b"[DONE]"]
+    upstream = Upstream(b"".join(b"data: " + each + b"\n\n" for each in chunks), kind="text/event-stream")
+    asked = {**CHAT, "stream": True, "tandem": {"extra_fields": ["timing"]}}
+
+    *_, last, done = asked_through(open_house, upstream, asked).body.split(b"data: ")
+
+    assert (orjson.loads(last)["tandem"]["timing"]["ttft_ms"] > 0, done) == (True, b"[DONE]\n\n")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -116,6 +116,13 @@ class Wire:
         else:
             yield from self._rest()
 
+    def first_events(self, count: int) -> bytes:
+        """The beginning of the next response, a stream, as soon as so many of its events have come."""
+        read, pieces = b"", self.pieces(self.head())
+        while read.count(b"data: ") < count:
+            read += next(pieces)
+        return read
+
     def closed(self) -> bool:
         """Has the other side closed, with nothing more to read?"""
         try:
