@@ -100,6 +100,8 @@ class Gateway:
         self._health = HealthMonitor(self.registry, interval_s=self.settings.health.interval_s)
         for model in self.settings.models:
             for worker in self.settings.workers_of(model):
+                if worker.api_key is not None:
+                    self.client.authorize(worker.url, worker.api_key)
                 self.registry.add(model.name, worker)
         self._health.start()
         self._server = Server(_server_config(self))

@@ -48,6 +48,13 @@ def checked_url(url: str) -> str:
     return url
 
 
+def checked_key(key: str) -> str:
+    """A key that can stand in a header. Raises ValueError for another, without repeating it."""
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError("should be of visible ASCII characters")
+    return key
+
+
 def checked_tool_call_parser(name: str) -> str:
     """The name of a parser of tool calls, or `none`. Raises ValueError with all names for an unknown one."""
     ModelMarkup.choose(name, NONE, None)
@@ -198,6 +205,8 @@ class WorkerSettings(_Section):
     """How long it keeps prefilled blocks for decode; by default the engine's own time."""
     context_length: Count | None = None
     """Tokens it can hold per request, prompt and answer together; asked from the worker when absent."""
+    api_key: Annotated[Text, AfterValidator(checked_key)] | None = Field(default=None, repr=False)
+    """The key that it was started with (--api-key); sent as a bearer token."""
     taints: list[Text] = []
     """Labels that a request's routing constraints may ask for."""
 
@@ -283,6 +292,7 @@ def worker_of(settings: WorkerSettings, served_name: str | None = None) -> Worke
         lease_s=settings.lease_s,
         context_length=settings.context_length,
         taints=frozenset(settings.taints),
+        api_key=settings.api_key,
     )
 
 

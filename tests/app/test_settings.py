@@ -79,6 +79,7 @@ models:
         lease_s: 12
         context_length: 2048
         taints: [gpu]
+        api_key: sk-1
 """,
     )
     model = settings.models[0]
@@ -96,6 +97,7 @@ models:
         lease_s=12.0,
         context_length=2048,
         taints=frozenset({"gpu"}),
+        api_key="sk-1",
     )
     assert (model.aliases, model.context_length, model.router.mode) == (["n", "o/p"], 4096, "least-loaded")
     assert model.template() == RequestTemplate(temperature=0.5, max_completion_tokens=7)
@@ -118,6 +120,14 @@ def test_a_models_own_defaults_can_be_ignored(file: Path) -> None:
     model = load(file, said_of_model("generation_config: ignore, defaults: {top_k: 5}")).models[0]
 
     assert model.sampling_defaults({"top_k": 20, "top_p": 0.8}) == {"top_k": 5}
+
+
+def test_a_workers_key_is_shown_nowhere(file: Path) -> None:
+    settings = load(file, "models: [{name: m, path: /m, workers: [{url: 'http://a:1', engine: vllm, api_key: sk-1}]}]")
+    wrong = worker_problems(file, "{url: 'http://a:1', engine: vllm, api_key: 'sk 1'}")
+
+    assert "sk-1" not in repr(settings) + repr(settings.workers_of(settings.models[0]))
+    assert "sk 1" not in "".join(wrong)
 
 
 def test_a_models_served_name_is_its_workers_default(file: Path) -> None:

@@ -26,6 +26,7 @@ class Upstream:
     def __init__(self, reply: bytes, *, status: int = 200, kind: str = "application/json", **headers: str) -> None:
         self.asked: list[Any] = []
         self.headers: list[dict[str, str]] = []
+        self.keys_of_probes: list[str | None] = []
         self.reply = reply
         self.status = status
         self.more = {"content-type": kind, **{name.replace("_", "-"): value for name, value in headers.items()}}
@@ -38,6 +39,7 @@ class Upstream:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                upstream.keys_of_probes.append(self.headers["authorization"])
                 self._send(200, b'{"object": "list", "data": [{"id": "upstream-name", "object": "model"}]}', {})
 
             def do_POST(self) -> None:
@@ -68,10 +70,15 @@ class Upstream:
 
 
 def asked_through(
-    open_house: OpenHouse, upstream: Upstream, body: Any, path: str = "/v1/chat/completions", **headers: str
+    open_house: OpenHouse,
+    upstream: Upstream,
+    body: Any,
+    path: str = "/v1/chat/completions",
+    worker: Any = None,
+    **headers: str,
 ) -> Reply:
     with upstream.listening() as url:
-        house = open_house(outside=[{"name": "far", "workers": [{"url": url, "engine": "openai"}]}])
+        house = open_house(outside=[{"name": "far", "workers": [{"url": url, "engine": "openai", **(worker or {})}]}])
         wire = house.wire()
         wire.post(path, body, **headers)
         return wire.reply()
@@ -153,6 +160,15 @@ def test_every_shape_of_what_is_asked_passes_as_it_is(open_house: OpenHouse, pat
     asked_through(open_house, upstream, {"model": "far", **said}, path)
 
     assert upstream.asked == [{"model": "upstream-name", **said}]
+
+
+def test_a_server_is_told_its_own_key_and_not_the_clients(open_house: OpenHouse) -> None:
+    upstream = Upstream(whole())
+
+    asked_through(open_house, upstream, CHAT, worker={"api_key": "sk-ours"}, authorization="Bearer sk-theirs")
+
+    assert [headers["authorization"] for headers in upstream.headers] == ["Bearer sk-ours"]
+    assert set(upstream.keys_of_probes) == {"Bearer sk-ours"}
 
 
 def test_a_tenant_s_header_salts_what_the_server_is_asked(open_house: OpenHouse) -> None:
