@@ -47,7 +47,8 @@ class NoContent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a template takes. `media`: the kinds of parts beside text that leave a trace in the prompt."""
+    """What a template takes. `media`: the kinds of parts beside text that leave a trace in the prompt. `one_system`: of
+    several system messages it takes the first at most."""
 
     strings: bool = True
     parts: bool = False
@@ -55,6 +56,7 @@ class TemplateTraits:
     media: frozenset[str] = frozenset()
     arguments_as_text: bool = False
     no_content: NoContent = NoContent.ABSENT
+    one_system: bool = False
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> list[Message]:
@@ -62,7 +64,22 @@ def template_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTra
 
     Raises InvalidRequest (param `messages`) for parts the template has no place for and malformed tool calls.
     """
-    return [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
+    out = [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
+    return _one_system(out) if traits.one_system else out
+
+
+def _one_system(messages: list[Message]) -> list[Message]:
+    """All that system messages say in one at the front; as they are where there are no two of them."""
+    system = [message for message in messages if message.get("role") == "system"]
+    if len(system) < 2:
+        return messages
+    contents = [message.get("content") or "" for message in system]
+    if all(isinstance(content, str) for content in contents):
+        said: Any = "\n\n".join(contents)
+    else:
+        wrapped = [[{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents]
+        said = [part for parts in wrapped for part in parts]
+    return [{**system[0], "content": said}, *(message for message in messages if message.get("role") != "system")]
 
 
 def raw_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
