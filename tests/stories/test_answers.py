@@ -249,3 +249,11 @@ def test_what_the_worker_has_said_is_with_the_client_before_it_says_more(house: 
     events = events_of(wire.first_events(3))
 
     assert (events.text(), events.done) == (answer(PROMPT, 3), 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/completions/"])
+@pytest.mark.parametrize("model", ["pair-vllm", "pair-sglang", "pair-trtllm"])
+def test_a_pairs_whole_answer_is_json_by_its_content_type(house: House, model: str, path: str) -> None:
+    reply = house.http.post(path, json={"model": model, "prompt": PROMPT, "max_tokens": 3})
+
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "application/json")

@@ -138,6 +138,27 @@ def test_what_is_between_the_client_and_us_is_not_passed_on(open_house: OpenHous
     assert set(ours).isdisjoint(asked)
 
 
+CLIENTS = {
+    "accept-encoding": "gzip, br",
+    "cookie": "a=b",
+    "x-vllm-priority": "-9",
+    "x-session-id": "theirs",
+    "x-request-id": "theirs",
+    "x-tandem-explain": "1",
+    "x-forwarded-for": "10.0.0.1",
+}
+
+
+def test_no_header_of_the_clients_reaches_a_server_and_none_of_the_servers_the_client(open_house: OpenHouse) -> None:
+    upstream = Upstream(whole(), set_cookie="c=d", etag="1", content_language="xx")
+
+    reply = asked_through(open_house, upstream, CHAT, **CLIENTS)
+
+    assert [set(headers) for headers in upstream.headers] == [{"host", "content-type", "content-length"}]
+    assert [reply.count(name) for name in ("set-cookie", "etag", "content-language", "content-encoding")] == [0] * 4
+    assert reply.header("content-type") == "application/json"
+
+
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}}
 
 
