@@ -68,8 +68,11 @@ class Prepared:
     dropped: tuple[str, ...] = ()
     """Parameters that were left out because no worker could honour them."""
 
-    def prompt_tokens(self) -> list[int]:
-        return [prompt.expanded_prompt_token_count() for prompt in self.prompts]
+    def prompt_tokens(self) -> list[int | None]:
+        """Each prompt's length; None for embeddings, whose length only the engine knows."""
+        return [
+            prompt.expanded_prompt_token_count() if prompt.prompt_embeds is None else None for prompt in self.prompts
+        ]
 
 
 class Preprocessor:
@@ -105,10 +108,13 @@ class Preprocessor:
     ) -> Prepared:
         """Renders and tokenizes. `hints`: what the headers say; they win over the body. Raises InvalidRequest."""
         assert isinstance(request, (ChatCompletionRequest, CompletionRequest))
-        prepared = await self._prepare(request, context, created, hints)
         if self._unsupported is None:
-            return prepared
+            return await self._prepare(request, context, created, hints)
         dropped: list[str] = []
+        if isinstance(request, CompletionRequest) and request.suffix:
+            # No engine is asked for it, so none refuses it.
+            request, dropped = request.model_copy(update={"suffix": None}), ["suffix"]
+        prepared = await self._prepare(request, context, created, hints)
         while (parameter := self._unsupported(prepared.prompts[0])) is not None:
             bare = None if parameter in dropped else without(request, parameter)
             if bare is None:
@@ -321,7 +327,7 @@ def _as_asked(error: InvalidRequest, form: AnswerForm) -> InvalidRequest:
     if error.param != "prompt_logprobs" or form.prompt_logprobs:
         return error
     words = error.message.replace("'prompt_logprobs'", "prompt_logprobs")
-    return InvalidRequest(words.replace("prompt_logprobs", "'echo' with 'logprobs'"), param="echo")
+    return type(error)(words.replace("prompt_logprobs", "'echo' with 'logprobs'"), param="echo")
 
 
 def _choices(prepared: Prepared) -> Sequence[PreprocessedRequest]:

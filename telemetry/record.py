@@ -119,6 +119,11 @@ class RequestRecord:
         self._awaits_token = False
         self._model.waiting.add(-1)
 
+    def counted(self, *, differs: bool) -> None:
+        """The answer is complete. `differs`: its engine counted otherwise than we did, which nothing explains."""
+        if differs and not self.tracker.migrations:
+            self._model.usage_differences.add()
+
     # ---- how it ended
 
     def succeeded(self) -> None:

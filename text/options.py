@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from protocols.errors import ContextLengthExceeded
+from protocols.errors import ContextLengthExceeded, UnsupportedParameter
 from protocols.model_card import ModelCard
 from protocols.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from protocols.openai_errors import invalid
@@ -55,7 +55,7 @@ def check_against(request: Request, card: ModelCard) -> None:
         check_vocabulary(extras.token_data, card.vocab_size, "tandem.token_data")
     if isinstance(request, CompletionRequest):
         if request.suffix:
-            raise invalid("suffix", "this model does not insert text before a suffix")
+            raise UnsupportedParameter("'suffix' is not supported: no engine inserts text before one", param="suffix")
         for index, prompt in enumerate(request.prompts()):
             if not isinstance(prompt, str):
                 whole = prompt is request.prompt

@@ -155,6 +155,7 @@ class GenerationCall(ModelCall):
         self.record.prepared(usage)
         answer = self._stream if request.stream else self._unary
         await answer(model, prepared, context, usage)
+        self.record.counted(differs=usage.differs())
 
     async def _unary(self, model: TokenModel, prepared: Prepared, context: RequestContext, usage: UsageCount) -> None:
         gathered = self._kind.aggregate(prepared, usage)

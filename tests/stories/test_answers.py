@@ -257,3 +257,17 @@ def test_a_pairs_whole_answer_is_json_by_its_content_type(house: House, model: s
     reply = house.http.post(path, json={"model": model, "prompt": PROMPT, "max_tokens": 3})
 
     assert (reply.status_code, reply.headers["content-type"]) == (200, "application/json")
+
+
+@pytest.mark.parametrize("model", TOKEN_MODELS)
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop": [answer(PROMPT, 8)[9:12]]}, {"echo": True, "max_tokens": 0}, {"n": 2, "seed": 1}], ids=str
+)
+def test_the_engine_counts_as_we_do(house: House, model: str, fields: dict[str, Any]) -> None:
+    before = house.count("usage_differences")
+    body = {"model": model, "prompt": [PROMPT, "Another."], "max_tokens": 8, **fields}
+
+    replies = [house.http.post("/v1/completions", json={**body, "stream": stream}) for stream in (True, False)]
+
+    assert [reply.status_code for reply in replies] == [200, 200]
+    assert house.count("usage_differences") == before

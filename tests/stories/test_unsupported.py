@@ -78,6 +78,15 @@ def test_a_model_that_drops_answers_and_says_what_it_dropped(house: House, strea
     assert (text, logprobs) == (answer(PROMPT, 8), None)
 
 
+def test_a_suffix_is_dropped_or_refused_whatever_the_engine(house: House) -> None:
+    refused = house.http.post("/v1/completions", json=body("refusing", suffix="The end."))
+    dropped = house.http.post("/v1/completions", json=body("sglang-dropping", suffix="The end.", stop_regex="x"))
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_parameter")
+    assert dropped.json()["choices"][0]["text"] == answer(PROMPT, 8)
+    assert dropped.headers[WARNING] == "dropped, not supported: suffix, stop_regex"
+
+
 @pytest.mark.parametrize("model", ["dropping", "sglang-dropping"])
 def test_who_asks_for_nothing_unusual_is_not_warned(house: House, model: str) -> None:
     reply = house.http.post("/v1/completions", json=body(model, top_k=5, seed=3))
