@@ -94,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     demo = _command(commands, "demo", "run a gateway with a simulated fleet", _DEMO)
     demo.add_argument("--host", default="127.0.0.1", help="address of the gateway (default: %(default)s)")
     demo.add_argument("--port", type=int, default=8000, help="port of the gateway (default: %(default)s)")
+    demo.add_argument("--speed", type=float, default=1.0, metavar="X", help="divides all waiting; 0: none at all")
     demo.set_defaults(run=_demo)
 
     said = _command(commands, "version", "print the version", "Prints the version.")
@@ -164,7 +165,7 @@ def _demo(options: argparse.Namespace) -> int:
     require_free_port(options.host, options.port)
     from app.demo import run
 
-    return run(options.host, options.port)
+    return run(options.host, options.port, options.speed)
 
 
 def _version(options: argparse.Namespace) -> int:

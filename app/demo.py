@@ -16,7 +16,7 @@ from protocols.worker import worker_id_of
 from simulator.fleet import Fleet, Simulator
 from simulator.generation import ReplyRule
 from simulator.model import Pace
-from simulator.options import SimulatorOptions
+from simulator.options import SimulatorOptions, TrtllmOptions
 from telemetry.logging import configure_logging
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -26,15 +26,15 @@ WORKERS_PER_ROLE = 2
 _MEAN_ANSWER_TOKENS = 60.0
 
 
-def run(host: str, port: int) -> int:
+def run(host: str, port: int, speed: float = 1.0) -> int:
     """Runs the demo until SIGTERM or Ctrl-C; then nothing of it is left. Returns the exit code."""
     configure_logging(sys.stderr, style="text", level="WARNING")
-    return asyncio.run(_run(host, port))
+    return asyncio.run(_run(host, port, speed))
 
 
-async def _run(host: str, port: int) -> int:
+async def _run(host: str, port: int, speed: float) -> int:
     async with AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(Fleet(fleet_options()))
+        fleet = await stack.enter_async_context(Fleet(fleet_options(speed)))
         gateway = await stack.enter_async_context(Gateway(settings_for(fleet.simulators, host, port)))
         await gateway.ready()
         print(welcome(fleet.simulators, *gateway.address), flush=True)
@@ -47,7 +47,7 @@ def model_name(engine: str) -> str:
     return f"demo-{engine}"
 
 
-def fleet_options() -> Iterator[SimulatorOptions]:
+def fleet_options(speed: float = 1.0) -> Iterator[SimulatorOptions]:
     """Two prefill and two decode workers for each engine, each on a free port of this machine."""
     codec, vocabulary = tokenizer_of(DEMO_MODEL)
     for seed, engine in enumerate(ENGINES):
@@ -62,7 +62,9 @@ def fleet_options() -> Iterator[SimulatorOptions]:
                     codec=codec,
                     seed=seed,
                     rule=ReplyRule(mean_length=_MEAN_ANSWER_TOKENS),
-                    pace=Pace(decode_s=0.03),
+                    pace=Pace(decode_s=0.03, speed=speed),
+                    calls_tools=True,
+                    trtllm=TrtllmOptions(guided=True),
                 )
 
 
@@ -111,8 +113,8 @@ or, with the OpenAI SDK:
   ):
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 
-Answers are made-up words. Let a decode worker of {victim.options.model} die in the middle of the next answer that it
-gives, and see that the answer goes on at the other:
+Answers are made-up words, in the form that is asked for; tools are called. Let a decode worker of
+{victim.options.model} die in the middle of the next answer that it gives, and see that the answer goes on at the other:
 
   curl {victim.url}/_sim/faults -d '{{"faults": ["die@token:5"]}}'
 

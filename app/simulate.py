@@ -100,6 +100,7 @@ def _add_pace(group: argparse._ArgumentGroup) -> None:
 
 def _add_replies(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--reply", metavar="TEXT", help="the one answer it gives")
+    group.add_argument("--call-tools", action="store_true", help="call the tools that a prompt shows")
     _number(group, "--mean-length", 64.0, "tokens per answer")
     _number(group, "--echo", 0, "repeat the token so many places back instead; 0: do not")
     _number(group, "--seed", 0, "stands for the weights")
@@ -172,6 +173,7 @@ def worker_options(given: argparse.Namespace) -> SimulatorOptions:
             codec=codec,
             rule=ReplyRule(echo=given.echo, mean_length=given.mean_length),
             reply=given.reply,
+            calls_tools=given.call_tools,
             seed=given.seed,
             pace=_pace(given),
             blocks=given.blocks,

@@ -34,7 +34,7 @@ class Spec:
     `limit`: most ids to generate. `salt`: isolates prefix reuse. `pin`: name to keep the blocks under when the sequence
     ends by EOS, STOP or LENGTH, for `pin_s` seconds (None: until released). `peer`: where the prompt's KV comes from;
     only whoever loads it looks inside. `recompute_last`: the last prompt token is computed here even so (vLLM);
-    otherwise the peer also gives the first ids.
+    otherwise the peer also gives the first ids. `script`: ids that the answer must be, and then end.
     """
 
     prompt: Sequence[int]
@@ -50,6 +50,7 @@ class Spec:
     pin_s: float | None = None
     peer: object = None
     recompute_last: bool = True
+    script: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

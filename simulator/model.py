@@ -208,11 +208,19 @@ class EngineModel:
                     break
                 self._write(job, len(job.context.ids))
             draw = self.voice.draw(job.context, job.spec.temperature, job.spec.seed)
-            may_end = job.generated >= job.spec.min_tokens
-            self._take(job, self.voice.next_id(job.context, draw, may_end), draw, output)
+            self._take(job, self._next_id(job, draw), draw, output)
             if output.finish is not None:
                 break
         self._hand_over(job, output)
+
+    def _next_id(self, job: Job, draw: int) -> int:
+        script, eos_ids = job.spec.script, self.voice.vocabulary.eos_ids
+        if script and not job.context.corruption:
+            if job.generated < len(script):
+                return script[job.generated]
+            if eos_ids:
+                return eos_ids[0]
+        return self.voice.next_id(job.context, draw, job.generated >= job.spec.min_tokens)
 
     def _take(self, job: Job, token_id: int, draw: int, output: Output) -> None:
         """One new id: counted, remembered, checked for the end."""

@@ -17,6 +17,7 @@ from protocols.outputs import (
 )
 from protocols.preprocessed import PreprocessedRequest
 from simulator.answers import Answer
+from simulator.constraints import Constraint, constraint_in
 from simulator.http import Exchange
 from simulator.jobs import Finish, Job, Output, Spec
 from simulator.rooms import Bootstrap
@@ -33,6 +34,7 @@ MSGPACK = msgpack is not None
 """Whether the package is installed."""
 
 _FINISHES = {Finish.EOS: FinishReason.EOS, Finish.STOP: FinishReason.STOP, Finish.LENGTH: FinishReason.LENGTH}
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "structural_tag")
 _ERROR_TYPES = {400: "invalid_request_error", 503: "service_unavailable"}
 
 
@@ -107,11 +109,20 @@ class NativeAnswer(Answer):
             pin=pin if prefill else None,
             pin_s=None if self.bootstrap is not None else self.native.options.native.pin_s,
             peer=self._peer() if role == "decode" else None,
+            script=self.native.script(
+                request.token_ids, self._constraint(), sampling.temperature or 0.0, sampling.seed
+            ),
         )
         return self.submit(self.native.model_for(self.bootstrap), spec, place)
 
     def submitted(self, place: int) -> bool:
         return place in self.jobs
+
+    def _constraint(self) -> Constraint | None:
+        guided = self.request.sampling_options.guided_decoding
+        if guided is None:
+            return None
+        return constraint_in({"structured_outputs": {kind: getattr(guided, kind) for kind in _CONSTRAINTS}})
 
     def _peer(self) -> object:
         if self.bootstrap is not None:

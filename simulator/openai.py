@@ -12,6 +12,7 @@ import orjson
 
 from simulator import embeddings
 from simulator.answers import Answer
+from simulator.constraints import Constraint, constraint_in
 from simulator.digests import mix
 from simulator.generation import Alternative
 from simulator.http import Exchange
@@ -46,6 +47,7 @@ class OpenAIRequest:
     logprobs: int | None
     stream: bool
     include_usage: bool
+    constraint: Constraint | None
 
 
 class OpenAIAnswer(Answer):
@@ -71,12 +73,14 @@ class OpenAIAnswer(Answer):
             if self.meets_fault("head"):
                 return
         for place, prompt in enumerate(self._prompts):
+            seed = request.seed if not place else mix((request.seed or 0) + place)
             spec = Spec(
                 prompt=prompt,
                 limit=request.max_tokens,
                 temperature=request.temperature,
-                seed=request.seed if not place else mix((request.seed or 0) + place),
+                seed=seed,
                 logprobs=request.logprobs,
+                script=self.worker.script(prompt, request.constraint, request.temperature, seed),
             )
             self.submit(self.worker.models[self.worker.least_loaded()], spec, place)
 
@@ -269,6 +273,7 @@ class OpenAIWorker(SimulatedWorker):
             logprobs=int(top or 0) if wanted else None,
             stream=bool(body.get("stream")),
             include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+            constraint=constraint_in(body),
         )
 
     def _prompts(self, body: Mapping[str, Any], chat: bool) -> list[list[int]]:

@@ -61,7 +61,8 @@ class TrtllmOptions:
 
     `transfer_timeout_s`: `kv_transfer_timeout_ms` (None: for ever, as 1.0 to 1.2 did unless configured). `two_tokens`:
     decode emits two tokens at max_tokens 1. `cut_streams`: an error in a stream cuts the connection, without an event.
-    `leave_s`: the period of the disconnect poll. `done_twice`: some builds say [DONE] two times.
+    `leave_s`: the period of the disconnect poll. `done_twice`: some builds say [DONE] two times. `guided`: it was
+    started with a `guided_decoding_backend`, without which constraints are refused.
     """
 
     band: str = "1.3"
@@ -71,6 +72,7 @@ class TrtllmOptions:
     leave_s: float = 1.0
     stats: bool = True
     done_twice: bool = False
+    guided: bool = False
 
     @property
     def cuts_streams(self) -> bool:
@@ -99,10 +101,10 @@ class SimulatorOptions:
 
     `model` is the served name, `model_path` what it calls its root. `port` and `bootstrap_port` 0: a free one.
     `advertised_host`: what it tells peers (default: `host`). `reply`: one fixed text for all answers; it wins over
-    `rule`. `seed` stands for the weights: workers of one model must share it. `blocks` times `block_size` is the KV
-    cache's size in tokens. `embedding_size`: the numbers of a vector; 0: it makes no embeddings. `version` None: the
-    version the dialect was recorded from. `segment_bytes`: replies are written in pieces of so many bytes (0: as they
-    come).
+    `rule`, and over what the request asks for. `calls_tools`: tools that the prompt shows are called. `seed` stands for
+    the weights: workers of one model must share it. `blocks` times `block_size` is the KV cache's size in tokens.
+    `embedding_size`: the numbers of a vector; 0: it makes no embeddings. `version` None: the version the dialect was
+    recorded from. `segment_bytes`: replies are written in pieces of so many bytes (0: as they come).
     """
 
     engine: str = "vllm"
@@ -117,6 +119,7 @@ class SimulatorOptions:
     codec: Codec | None = None
     rule: ReplyRule = ReplyRule()
     reply: str | None = None
+    calls_tools: bool = False
     seed: int = 0
     pace: Pace = Pace()
     blocks: int = 4096

@@ -72,6 +72,7 @@ class SglangAnswer(Answer):
         rank = self.request.rank
         if rank is None:
             rank = room % sglang.options.dp_size if prefill and room is not None else sglang.least_loaded()
+        seed = item.seed if not place else mix((item.seed or 0) + place)
         spec = Spec(
             prompt=item.prompt,
             limit=1 if prefill else item.max_tokens,
@@ -79,12 +80,13 @@ class SglangAnswer(Answer):
             ignore_eos=item.ignore_eos,
             stop_ids=item.stop_ids,
             temperature=item.temperature,
-            seed=item.seed if not place else mix((item.seed or 0) + place),
+            seed=seed,
             salt=item.salt,
             logprobs=None if self.request.logprobs is None else max(self.request.logprobs, 1),
             pin=item.bootstrap.pin if prefill and item.bootstrap is not None and not item.bootstrap.fake else None,
             peer=item.bootstrap if sglang.options.role == "decode" else None,
             recompute_last=False,
+            script=sglang.script(item.prompt, item.constraint, item.temperature, seed),
         )
         return self.submit(sglang.models[rank], spec, place)
 

@@ -11,12 +11,17 @@ from typing import Any
 
 import orjson
 
+from simulator.constraints import Constraint, constraint_in
 from simulator.options import SimulatorOptions
 from simulator.rooms import Bootstrap
 from simulator.vocabulary import Codec
 
 NATIVE, COMPLETION, CHAT = "native", "completion", "chat"
 _SERVER_FILE = "/opt/sgl-venv/lib/python3.11/site-packages/sglang/srt/entrypoints/http_server.py"
+_AS_THEY_ARE = (
+    "temperature", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "regex", "ebnf", "response_format",
+)  # fmt: skip
+"""Members that the OpenAI routes share with the native one's sampling parameters."""
 
 
 class Refused(Exception):
@@ -58,6 +63,7 @@ class Item:
     no_stop_trim: bool = False
     stream_interval: int = 1
     salt: str = ""
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -199,9 +205,7 @@ def _openai(
 ) -> SglangRequest:
     n = int(body.get("n") or 1)
     sampling = {
-        **{
-            key: body.get(key) for key in ("temperature", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
-        },
+        **{key: body.get(key) for key in _AS_THEY_ARE},
         "no_stop_trim": body.get("no_stop_trim"),
         "sampling_seed": body.get("seed"),
         "min_new_tokens": body.get("min_tokens"),
@@ -263,6 +267,7 @@ def _item(
         no_stop_trim=bool(sampling.get("no_stop_trim")),
         stream_interval=int(sampling.get("stream_interval") or 1),
         salt=str(body.get("cache_salt") or body.get("extra_key") or ""),
+        constraint=constraint_in(sampling),
     )
 
 

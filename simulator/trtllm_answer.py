@@ -75,6 +75,7 @@ class TrtllmAnswer(Answer):
             limit = max(limit, 2)
         if request.part == CONTEXT:
             self.context_id = request.params.get("disagg_request_id") or self.trtllm.next_context_id()
+        seed = request.seed if not place else mix((request.seed or 0) + place)
         return Spec(
             prompt=prompt,
             limit=limit,
@@ -82,13 +83,14 @@ class TrtllmAnswer(Answer):
             ignore_eos=request.ignore_eos,
             stop_ids=request.stop_ids,
             temperature=request.temperature,
-            seed=request.seed if not place else mix((request.seed or 0) + place),
+            seed=seed,
             salt=request.salt,
             logprobs=request.logprobs,
             pin=f"ctx-{self.context_id}" if request.part == CONTEXT else None,
             pin_s=limits.transfer_timeout_s,
             peer=request.params if request.part == GENERATION else None,
             recompute_last=False,
+            script=self.trtllm.script(prompt, request.constraint, request.temperature, seed),
         )
 
     def _text_stream(self, prompt: Sequence[int]) -> TextStream:

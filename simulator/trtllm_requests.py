@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from simulator.options import SimulatorOptions
+from simulator.constraints import Constraint, constraint_in
+from simulator.options import SimulatorOptions, TrtllmOptions
 from simulator.vocabulary import Codec
 
 COMPLETION, CHAT = "completion", "chat"
@@ -96,6 +97,7 @@ class TrtllmRequest:
     continuous_usage: bool = False
     salt: str = ""
     disagg: Mapping[str, Any] | None = None
+    constraint: Constraint | None = None
 
     @property
     def part(self) -> str | None:
@@ -111,7 +113,7 @@ class TrtllmRequest:
 def read_request(kind: str, raw: bytes, options: SimulatorOptions, codec: Codec) -> TrtllmRequest:
     """Raises Refused."""
     body = _object(raw)
-    _check_fields(kind, body, options.trtllm.band)
+    _check_fields(kind, body, options.trtllm)
     prompts = _prompts(kind, body, codec)
     logprobs = _logprobs(kind, body, options.trtllm.band)
     most = body.get("max_tokens")
@@ -144,6 +146,7 @@ def read_request(kind: str, raw: bytes, options: SimulatorOptions, codec: Codec)
         continuous_usage=_continuous(stream_options, options.trtllm.band),
         salt=str(body.get("cache_salt") or ""),
         disagg=disagg,
+        constraint=constraint_in(body),
     )
 
 
@@ -173,7 +176,8 @@ def _object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _check_fields(kind: str, body: Mapping[str, Any], band: str) -> None:
+def _check_fields(kind: str, body: Mapping[str, Any], options: TrtllmOptions) -> None:
+    band = options.band
     known = _CHAT if kind == CHAT else _COMPLETION
     if band == "1.3":
         known = known | _SINCE_13 | ({"prompt_token_ids_b64"} if kind == CHAT else set())
@@ -191,7 +195,8 @@ def _check_fields(kind: str, body: Mapping[str, Any], band: str) -> None:
         raise Invalid(f"{len(problems)} validation {plural} for {_model(kind)}\n" + "\n".join(problems))
     if body.get("suffix") is not None:
         raise Refused("suffix is not supported")
-    if body.get("response_format") is not None and body["response_format"].get("type") not in (None, "text"):
+    wanted = body.get("response_format")
+    if wanted is not None and wanted.get("type") not in (None, "text") and not options.guided:
         raise Refused("guided decoding is not enabled for this model")
 
 

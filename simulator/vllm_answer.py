@@ -83,6 +83,7 @@ class VllmAnswer(Answer):
         nixl = self.vllm.options.vllm.nixl
         pin = nixl and kv.get("do_remote_decode")
         suffix = f"-{place}" if request.kind == COMPLETION else ""
+        seed = request.seed if not copy else mix((request.seed or 0) + copy)
         return Spec(
             prompt=prompt,
             limit=request.max_tokens,
@@ -90,12 +91,13 @@ class VllmAnswer(Answer):
             ignore_eos=request.ignore_eos,
             stop_ids=request.stop_ids,
             temperature=request.temperature,
-            seed=request.seed if not copy else mix((request.seed or 0) + copy),
+            seed=seed,
             salt=request.salt,
             logprobs=request.logprobs,
             pin=f"{self.id}{suffix}-{secrets.token_hex(4)}" if pin else None,
             pin_s=self.vllm.options.vllm.lease_s,
             peer=kv if nixl and kv.get("do_remote_prefill") and request.prompt_logprobs is None else None,
+            script=self.vllm.script(prompt, request.constraint, request.temperature, seed),
         )
 
     # ---- outputs

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulator.constraints import Constraint, constraint_in
 from simulator.options import SimulatorOptions
 from simulator.vllm_fields import (
     BOOL,
@@ -73,6 +74,7 @@ class VllmRequest:
     text: bool = True
     salt: str = ""
     kv: Mapping[str, Any] = field(default_factory=dict)
+    constraint: Constraint | None = None
 
 
 def read_completion(body: Mapping[str, Any], options: SimulatorOptions, codec: Codec) -> VllmRequest:
@@ -217,6 +219,7 @@ def _request(
         text=text,
         salt=values.get("cache_salt") or "",
         kv=values.get("kv_transfer_params") or {},
+        constraint=constraint_in(sampling),
     )
 
 

@@ -6,13 +6,14 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from simulator.answers import Answer
+from simulator.constraints import Constraint
 from simulator.faults import Fault, Faults
 from simulator.generation import Voice
 from simulator.http import Connection, Exchange, Handler, HttpServer
@@ -21,6 +22,7 @@ from simulator.kv_cache import KvCache
 from simulator.model import EngineModel
 from simulator.options import SimulatorOptions
 from simulator.runner import Runner
+from simulator.scribe import Scribe
 from simulator.vocabulary import word_codec
 
 Exit = Callable[["SimulatedWorker"], None]
@@ -43,6 +45,11 @@ class SimulatedWorker:
             else replace(options.rule, text=tuple(self.codec.encode(options.reply)))
         )
         self.voice = Voice(options.vocabulary, rule, options.seed)
+        self._scribe = (
+            Scribe(options.codec, options.vocabulary, options.seed, calls_tools=options.calls_tools)
+            if options.codec is not None and not rule.text
+            else None
+        )
         self.faults = Faults(options.faults)
         self.answers: set[Answer] = set()
         self.engine_ids = [str(uuid.uuid4()) for _ in range(options.dp_size)]
@@ -138,6 +145,12 @@ class SimulatedWorker:
             answer.abandon()
 
     # ---- what subclasses use
+
+    def script(
+        self, prompt: Sequence[int], constraint: Constraint | None, temperature: float, seed: int | None
+    ) -> tuple[int, ...]:
+        """The answer that a constraint or the tools in the prompt lead to; none where the model says what it likes."""
+        return () if self._scribe is None else self._scribe.script(prompt, constraint, temperature, seed)
 
     @property
     def model(self) -> EngineModel:

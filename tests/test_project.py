@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -33,7 +35,8 @@ def tracked_files() -> list[Path]:
 def _is_made(path: Path) -> bool:
     parts = path.relative_to(ROOT).parts
     return any(
-        part.startswith(".") or part in {"__pycache__", "build", "dist"} or part.endswith(".egg-info") for part in parts
+        part.startswith(".") or part in {"__pycache__", "build", "dist", "node_modules"} or part.endswith(".egg-info")
+        for part in parts
     )
 
 
@@ -216,7 +219,33 @@ def test_ci_checks_and_tests() -> None:
 
     assert script.startswith("#!/usr/bin/env bash\n")
     assert "set -euo pipefail" in script
-    assert set(re.findall(r"^make ([a-z-]+)$", script, re.MULTILINE)) == {"check", "test"}
+    assert set(re.findall(r"^make ([a-z-]+)$", script, re.MULTILINE)) == {"check", "test", "test-clients"}
+
+
+@pytest.mark.parametrize("tool", ["node", "npm", "curl"])
+def test_the_clients_tests_say_which_tool_is_missing(tool: str, tmp_path: Path) -> None:
+    for name in {"node", "npm", "curl"} - {tool}:
+        (tmp_path / name).touch(mode=0o755)
+    made = tmp_path / "node_modules/.installed"
+    command = [shutil.which("make") or "make", f"NODE_CLIENTS={made.parent}", str(made)]
+
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+
+    assert done.returncode
+    assert f"{tool} is missing. test-clients needs Node.js 20 or newer, with npm, and curl." in done.stderr
+
+
+def test_the_clients_versions_are_exact_and_name_no_registry() -> None:
+    """`package-lock.json` would, but for npm's setting `omit-lockfile-registry-resolved`."""
+    pinned = (ROOT / "tests/clients/requirements.txt").read_text().splitlines()[1:]
+    asked = (ROOT / "tests/clients/requirements.in").read_text().splitlines()[1:]
+    package = json.loads((ROOT / "tests/clients/node/package.json").read_text())
+    lock = json.loads((ROOT / "tests/clients/node/package-lock.json").read_text())
+
+    assert [line for line in (*pinned, *asked) if not re.match(r"[\w.-]+==[\w.]+( ; .+)?$", line)] == []
+    assert set(asked) <= {line.partition(" ;")[0] for line in pinned}
+    assert all(re.fullmatch(r"[\d.]+", version) for version in package["dependencies"].values())
+    assert {place: entry["resolved"] for place, entry in lock["packages"].items() if "resolved" in entry} == {}
 
 
 @pytest.mark.parametrize("target", sorted(MAKE_TARGETS))

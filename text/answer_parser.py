@@ -17,7 +17,6 @@ from text.reasoning.splitter import Splitter
 from text.reasoning.styles import STYLES, ThinkingStyle, reasoning_for_template, style_name
 from text.reasoning.table import reasoning_splitter
 from text.tool_calls.base import ToolCallParser
-from text.tool_calls.custom import CustomCalls
 from text.tool_calls.rules import CallMode, CallRules
 from text.tool_calls.table import markup_tokens, opening_marks, parser_for_template, parser_name, tool_call_parser
 
@@ -88,17 +87,17 @@ class AnswerReading:
     thinking: bool
     """Do answers begin inside thoughts?"""
     structured: bool
+    told: bool = True
+    """Are thoughts told?"""
 
     def parser(self, new_id: Callable[[], str] | None = None) -> AnswerParser:
         """A fresh parser for one choice. `new_id`: makes the calls' ids."""
-        calls: ToolCallParser | CustomCalls | None = None
+        calls = None
         if self.tool_calls is not None and self.rules is not None:
             calls = tool_call_parser(self.tool_calls, self.rules, new_id)
-            if self.rules.functions.custom:
-                calls = CustomCalls(calls, self.rules.functions.custom)
         if self.style is None or (self.style.channels and self.tool_calls == HARMONY):
             return AnswerParser(None, calls)
-        return AnswerParser(self._splitter(self.style), calls)
+        return AnswerParser(self._splitter(self.style), calls, told=self.told)
 
     def count(self) -> ReasoningCount | None:
         """A fresh count of one choice's thoughts, None where there are none to be told from content."""
@@ -123,11 +122,13 @@ class AnswerReading:
 class AnswerParser:
     """Reads one choice. What it tells, joined, does not depend on how the text was cut."""
 
-    __slots__ = ("_calls", "_splitter")
+    __slots__ = ("_calls", "_splitter", "_told")
 
-    def __init__(self, splitter: Splitter | None, calls: ToolCallParser | CustomCalls | None) -> None:
+    def __init__(self, splitter: Splitter | None, calls: ToolCallParser | None, *, told: bool = True) -> None:
+        """`told`: are thoughts told?"""
         self._splitter = splitter
         self._calls = calls
+        self._told = told
 
     @property
     def calls(self) -> int:
@@ -139,7 +140,7 @@ class AnswerParser:
         if self._splitter is None:
             return self._said(text)
         thought, said = self._splitter.feed(text)
-        if not thought:
+        if not thought or not self._told:
             return self._said(said)
         return [ReasoningText(thought), *self._said(said)]
 
@@ -148,7 +149,7 @@ class AnswerParser:
         pieces: list[AnswerPiece] = []
         if self._splitter is not None:
             thought, said = self._splitter.finish()
-            if thought:
+            if thought and self._told:
                 pieces.append(ReasoningText(thought))
             pieces += self._said(said)
         if self._calls is not None:

@@ -25,8 +25,10 @@ class ContentText:
 
 @dataclass(slots=True)
 class CallStarted:
-    """A call begins. `index` counts the answer's calls from 0, without gaps; `id` is told only here. `custom`: it is a
-    custom tool's, and what follows is no JSON but its input."""
+    """A call begins. `index` counts the answer's calls from 0, without gaps; `id` is told only here.
+
+    `custom`: of a custom tool, whose call has an input in place of arguments.
+    """
 
     index: int
     id: str
@@ -36,12 +38,19 @@ class CallStarted:
 
 @dataclass(slots=True)
 class ArgumentsDelta:
-    """Part of the arguments of call `index`, or of its input."""
+    """Part of the arguments of call `index`."""
 
     index: int
     text: str
-    custom: bool = False
 
 
-ToolPiece = ContentText | CallStarted | ArgumentsDelta
-AnswerPiece = ReasoningText | ContentText | CallStarted | ArgumentsDelta
+@dataclass(slots=True)
+class InputDelta:
+    """Part of the input of call `index`, which is of a custom tool."""
+
+    index: int
+    text: str
+
+
+ToolPiece = ContentText | CallStarted | ArgumentsDelta | InputDelta
+AnswerPiece = ReasoningText | ContentText | CallStarted | ArgumentsDelta | InputDelta

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from text.answer_pieces import AnswerPiece, CallStarted, ContentText, ReasoningText
+from text.answer_pieces import AnswerPiece, CallStarted, ContentText, InputDelta, ReasoningText
 
 
 def delta_of(piece: AnswerPiece, *, legacy: bool) -> dict[str, Any]:
@@ -21,6 +21,8 @@ def delta_of(piece: AnswerPiece, *, legacy: bool) -> dict[str, Any]:
         return {"content": piece.text}
     if isinstance(piece, ReasoningText):
         return {"reasoning_content": piece.text, "reasoning": piece.text}
+    if isinstance(piece, InputDelta):
+        return {"tool_calls": [{"index": piece.index, "custom": {"input": piece.text}}]}
     if isinstance(piece, CallStarted):
         if piece.custom:
             custom = {"name": piece.name, "input": ""}
@@ -29,8 +31,6 @@ def delta_of(piece: AnswerPiece, *, legacy: bool) -> dict[str, Any]:
         if legacy:
             return {"function_call": function}
         return {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "function", "function": function}]}
-    if piece.custom:
-        return {"tool_calls": [{"index": piece.index, "custom": {"input": piece.text}}]}
     function = {"arguments": piece.text}
     return {"function_call": function} if legacy else {"tool_calls": [{"index": piece.index, "function": function}]}
 
@@ -53,15 +53,16 @@ def message_of(pieces: Iterable[AnswerPiece], *, legacy: bool) -> dict[str, Any]
     message: dict[str, Any] = {"role": "assistant", "content": None if calls and not said else said, "refusal": None}
     if thoughts:
         message["reasoning_content"] = message["reasoning"] = "".join(thoughts)
-    if calls and legacy:
-        call, arguments = calls[0]
-        message["function_call"] = {"name": call.name, "arguments": "".join(arguments)}
-    elif calls:
-        message["tool_calls"] = [_call(call, "".join(arguments)) for call, arguments in calls]
+    told = [_call(call, "".join(written)) for call, written in calls]
+    if told and legacy:
+        message["function_call"] = told[0]["function"]
+    elif told:
+        message["tool_calls"] = told
     return message
 
 
-def _call(call: CallStarted, text: str) -> dict[str, Any]:
+def _call(call: CallStarted, written: str) -> dict[str, Any]:
+    """`written`: its arguments, or its input."""
     if call.custom:
-        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text}}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": text}}
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": written}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": written}}

@@ -37,6 +37,8 @@ MEDIA = ("image", "audio", "video")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """A message's reasoning by its names. The first is the one that templates read; gpt-oss reads the second."""
 _REASONING_NAMES = frozenset(_REASONING)
+INSTRUCTIONS = frozenset({"system", "developer"})
+"""Roles of messages that tell the model what it is to do."""
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -50,8 +52,11 @@ class NoContent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a template takes. `media`: the kinds of parts beside text that leave a trace in the prompt. `short_ids`: it
-    refuses ids of calls that are not nine letters and digits."""
+    """What a template takes.
+
+    `media`: the kinds of parts beside text that leave a trace in the prompt. `short_ids`: it refuses ids of calls that
+    are not nine letters and digits. `lone`: the roles of which it shows one message, and passes over the others.
+    """
 
     strings: bool = True
     parts: bool = False
@@ -60,6 +65,7 @@ class TemplateTraits:
     arguments_as_text: bool = False
     no_content: NoContent = NoContent.ABSENT
     short_ids: bool = False
+    lone: frozenset[str] = frozenset()
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> list[Message]:
@@ -67,7 +73,43 @@ def template_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTra
 
     Raises InvalidRequest (param `messages`) for parts the template has no place for and malformed tool calls.
     """
-    return [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
+    out = [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
+    return joined_instructions(out, traits.lone) if traits.lone else out
+
+
+def joined_instructions(messages: list[Message], roles: frozenset[str] = INSTRUCTIONS) -> list[Message]:
+    """All that messages of these roles say in one, the first, at the front; the same list where there are no two."""
+    joined = [message for message in messages if message.get("role") in roles]
+    if len(joined) < 2:
+        return messages
+    contents = [content for message in joined if (content := message.get("content"))]
+    if all(isinstance(content, str) for content in contents):
+        said: Any = "\n\n".join(contents)
+    else:
+        wrapped = [[{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents]
+        said = [part for parts in wrapped for part in parts]
+    return [{**joined[0], "content": said}, *(message for message in messages if message.get("role") not in roles)]
+
+
+def raw_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The first message's text, for chats that want no template. Raises InvalidRequest where it has none."""
+    content = messages[0].get("content")
+    text = content if isinstance(content, str) else _content(content, "messages[0].content", "tool", TemplateTraits())
+    if not isinstance(text, str) or not text:
+        raise _invalid("messages[0].content: without the template it must be a text")
+    return text
+
+
+def refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InvalidRequest where a picture, a sound or a film would be lost on its way: workers are sent token ids."""
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            kind = _MEDIA_PARTS.get(part.get("type", "")) if isinstance(part, Mapping) else None
+            if kind is not None:
+                raise _invalid(
+                    f"messages[{place}].content[{index}]: {kind} input cannot be sent to this model's workers"
+                )
 
 
 def _message(message: Mapping[str, Any], where: str, traits: TemplateTraits) -> Message:

@@ -5,8 +5,7 @@ What a template takes is found out by rendering small conversations with it when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,12 +13,23 @@ from jinja2 import Template
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from protocols.errors import InvalidRequest
-from text.chat_messages import MEDIA, NoContent, TemplateTraits, template_messages
-from text.chat_tools import completed_tools, template_tools
+from text.chat_messages import (
+    INSTRUCTIONS,
+    MEDIA,
+    Message,
+    NoContent,
+    TemplateTraits,
+    joined_instructions,
+    template_messages,
+)
+from text.chat_tools import Tool, completed_tools, template_tools
 from text.jinja_environment import chat_environment
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
+
+Way = tuple[list[Message], list[Tool] | None]
+"""Messages and tools in a form that a template may take."""
 
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What a template can raise while it renders: its own words, or Python's about values it did not expect."""
@@ -79,7 +89,8 @@ class ChatTemplate:
         **variables: Any,
     ) -> str:
         """The prompt. No tools, or an empty list, is None to the template. What tools may leave out (descriptions,
-        parameters) is filled in for a template that cannot do without.
+        parameters) is filled in for a template that cannot do without, and several system messages are one to a
+        template that takes one.
 
         `continue_final_message`: the prompt ends with the last message's text, for the model to go on with.
         `template`: one of several by name. `variables`: whatever else the template asks for (`enable_thinking`); they
@@ -88,26 +99,28 @@ class ChatTemplate:
         """
         name = self._choose(template, bool(tools))
         prepared = template_messages(messages, self._traits[name])
+        ways = _ways(prepared, template_tools(tools) if tools else None)
         if continue_final_message:
             _mark_end(prepared, messages)
+            ways = (way for way in ways if way[0][-1] is prepared[-1])
         known = {**variables, "documents": documents, "add_generation_prompt": add_generation_prompt}
         try:
-            text = self._with_tools(name, prepared, known, template_tools(tools) if tools else None)
+            text = self._first_of(name, ways, known)
         except _FAILURES as error:
             raise InvalidRequest(_words(error), param="messages") from error
         return _cut_at_mark(text) if continue_final_message else text
 
-    def _with_tools(
-        self, name: str, messages: list[dict[str, Any]], known: Mapping[str, Any], tools: list[dict[str, Any]] | None
-    ) -> str:
-        try:
-            return self._run(name, messages, {**known, "tools": tools})
-        except _FAILURES:
-            if tools is not None:
-                with suppress(*_FAILURES):
-                    return self._run(name, messages, {**known, "tools": completed_tools(tools)})
-            # What counts is what the template says of the tools as they were given.
-            raise
+    def _first_of(self, name: str, ways: Iterator[Way], known: Mapping[str, Any]) -> str:
+        """The first of the prompts that can be made; where there is none, raises what the template says of the first
+        way: there it was told what was given."""
+        refusal: Exception | None = None
+        for messages, tools in ways:
+            try:
+                return self._run(name, messages, {**known, "tools": tools})
+            except _FAILURES as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
 
     def _choose(self, template: str | None, tools: bool) -> str:
         if template is not None:
@@ -131,21 +144,36 @@ class ChatTemplate:
         parts = self._shows(name, _PROBE, [{"type": "text", "text": _PROBE}])
         arguments_as_text, no_content = self._probe_tool_call(name)
         calling = TemplateTraits(arguments_as_text=arguments_as_text, no_content=no_content)
+        developer = "developer" in source and self._knows_developers(name)
         return TemplateTraits(
             strings=strings or not parts,
             parts=parts,
-            developer="developer" in source and self._knows_developers(name),
+            developer=developer,
             media=frozenset(kind for kind in MEDIA if parts and self._notices(name, kind)),
             arguments_as_text=arguments_as_text,
             no_content=no_content,
             short_ids=self._attempt(name, _called("call_probe_of_mine", calling)) == ""
             and self._attempt(name, _called(_SHORT_ID, calling)) != "",
+            lone=self._lone(name, developer=developer),
         )
 
     def _knows_developers(self, name: str) -> bool:
         """Does a developer's message come out? Some templates speak of developers without knowing their role."""
         messages = [{"role": "developer", "content": _PROBE}, {"role": "user", "content": "U"}]
         return _PROBE in self._attempt(name, messages, leads=((),))
+
+    def _lone(self, name: str, *, developer: bool) -> frozenset[str]:
+        """The roles of which it passes over all messages but one. One that refuses others says so when it renders."""
+        if not self._loses_one(name, "system", "system"):
+            return frozenset()
+        return INSTRUCTIONS if developer and self._loses_one(name, "system", "developer") else frozenset({"system"})
+
+    def _loses_one(self, name: str, *roles: str) -> bool:
+        """Of several such messages, is one left out that would be shown alone?"""
+        said = [{"role": role, "content": f"{_PROBE} {place}"} for place, role in enumerate(roles)]
+        user = {"role": "user", "content": "U"}
+        alone, both = (self._attempt(name, [*these, user], leads=((),)) for these in (said[:1], said))
+        return said[0]["content"] in alone and both != "" and not all(each["content"] in both for each in said)
 
     def _shows(self, name: str, text: str, content: Any) -> bool:
         """Does the text come out, and not as a printed Python list?"""
@@ -198,6 +226,20 @@ _SHORT_ID = "probe1234"
 """Mistral's templates insist on ids of nine characters."""
 
 
+def _ways(messages: list[Message], tools: list[Tool] | None) -> Iterator[Way]:
+    """Messages and tools as they are; then with what tools may leave out, and with all instructions in one message, for
+    a template that cannot do without."""
+    yield messages, tools
+    completed = completed_tools(tools) if tools is not None else None
+    if completed is not None:
+        yield messages, completed
+    one = joined_instructions(messages)
+    if one is not messages:
+        yield one, tools
+        if completed is not None:
+            yield one, completed
+
+
 def _called(call_id: str, traits: TemplateTraits) -> list[dict[str, Any]]:
     """A conversation with a tool call and its result."""
     function = {"name": "probe_function", "arguments": {"probe_key": "probe_value"}}
@@ -218,8 +260,9 @@ def _words(error: BaseException) -> str:
 
 
 def _mark_end(prepared: Sequence[dict[str, Any]], messages: Sequence[Mapping[str, Any]]) -> None:
-    """Puts the mark behind the last message's text, where it has one of its own."""
-    if messages and messages[-1].get("content") is not None:
+    """Puts the mark behind the last message's text, where it has one of its own and stands at the end."""
+    moved = len(prepared) < len(messages) and messages[-1].get("role") in INSTRUCTIONS
+    if messages and messages[-1].get("content") is not None and not moved:
         last = prepared[-1]
         if isinstance(last["content"], str):
             last["content"] += _CONTINUE_HERE

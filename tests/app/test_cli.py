@@ -193,14 +193,14 @@ def test_simulate_maps_every_option() -> None:
             *("--model", "m", "--version", "0.31", "--blocks", "64", "--block-size", "8", "--context-length", "512"),
             *("--dp-size", "2", "--ttft-ms", "1", "--token-ms", "2", "--prefill-us", "3", "--jitter", "0.5"),
             *("--speed", "0", "--slots", "4", "--reply", "Hi", "--mean-length", "5", "--echo", "6", "--seed", "7"),
-            *("--fault", "reset@token:5", "--fault", "status=503@request*3"),
+            *("--call-tools", "--fault", "reset@token:5", "--fault", "status=503@request*3"),
         )
     )
 
     assert (options.role, options.host, options.advertised_host, options.bootstrap_port) == ("decode", "::1", "peer", 9)
     assert (options.model, options.version, options.seed, options.reply) == ("m", "0.31", 7, "Hi")
     assert (options.blocks, options.block_size, options.context_length, options.dp_size) == (64, 8, 512, 2)
-    assert (options.rule.mean_length, options.rule.echo) == (5.0, 6)
+    assert (options.rule.mean_length, options.rule.echo, options.calls_tools) == (5.0, 6, True)
     pace = options.pace
     assert (pace.ttft_s, pace.decode_s, pace.prefill_s) == pytest.approx((0.001, 0.002, 0.000003))
     assert (pace.jitter, pace.speed, pace.slots) == (0.5, 0.0, 4)

@@ -37,6 +37,11 @@ def test_the_fleet_has_two_prefill_and_two_decode_workers_for_each_engine() -> N
     }
 
 
+def test_the_fleet_may_be_hurried() -> None:
+    assert {options.pace.speed for options in fleet_options()} == {1.0}
+    assert {options.pace.speed for options in fleet_options(speed=0)} == {0}
+
+
 async def test_the_gateway_is_configured_for_the_running_fleet() -> None:
     async with Fleet(fleet_options()) as fleet:
         settings = settings_for(fleet.simulators, "127.0.0.1", 0)

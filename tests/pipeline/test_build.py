@@ -125,25 +125,6 @@ async def test_a_first_token_that_the_template_writes_is_not_added_once_more(tem
     assert await preparing.chat_ids(parse_chat(orjson.dumps(chat))) == [bos, *PROMPT_TEXT]
 
 
-@pytest.mark.parametrize(
-    ("fields", "prompt"),
-    [
-        ({}, "Why"),
-        ({"reasoning_effort": "none"}, "Why none False False"),
-        ({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, "Why high False True"),
-        ({"thinking": {"type": "disabled"}}, "Why  False False"),
-    ],
-)
-async def test_the_template_is_told_whether_to_think(fields: dict[str, Any], prompt: str) -> None:
-    tokenizer, told = byte_level(), "{{ reasoning_effort }} {{ enable_thinking }} {{ thinking }}"
-    template = f"{{{{ messages[0].content }}}}{{% if enable_thinking is defined %}} {told}{{% endif %}}"
-    preparing = Preprocessor(CARD, tokenizer, ChatTemplate(template))
-    chat = {"model": "m", "messages": [{"role": "user", "content": "Why"}], **fields}
-
-    ids = await preparing.chat_ids(parse_chat(orjson.dumps(chat)))
-    assert tokenizer.decode(ids, skip_special_tokens=False) == prompt
-
-
 async def test_what_the_reader_says_goes_down_with_the_request() -> None:
     tokenizer = byte_level()
     chat = {"model": "m", "messages": [{"role": "user", "content": "Why"}], "tools": [TIME], "tool_choice": "required"}

@@ -113,7 +113,12 @@ def test_no_tools_is_none_for_the_template_however_it_is_said():
 
 @pytest.mark.parametrize(
     ("named", "shown"),
-    [([PING], [PING]), ([{"name": "ping"}, {"type": "function", "name": "gone"}], [PING]), ([], None), (None, None)],
+    [
+        ([PING], [PING]),
+        ([{"name": "ping"}, {"type": "function", "name": "gone"}, {"type": []}, "ping"], [PING]),
+        ([], None),
+        (None, None),
+    ],
 )
 def test_only_allowed_tools_are_shown(named, shown):
     pong = {"type": "function", "function": {"name": "pong"}}
@@ -125,6 +130,10 @@ def test_deprecated_functions_reach_the_template_as_tools():
     request = chat(functions=[{"name": "ping", "parameters": {}}])
 
     assert request.template_tools() == [{"type": "function", "function": {"name": "ping", "parameters": {}}}]
+
+
+def shell(**more):
+    return {"type": "custom", "custom": {"name": "shell", **more}}
 
 
 @pytest.mark.parametrize(
@@ -150,6 +159,10 @@ def test_deprecated_functions_reach_the_template_as_tools():
             {"tools": [PING], "tool_choice": {"type": "function", "function": {"name": "pong"}}},
             "tool_choice.function.name",
         ),
+        ({"tools": [PING], "tool_choice": {"type": "custom", "custom": {"name": "ping"}}}, "tool_choice.custom.name"),
+        ({"tools": [shell(format="text")]}, "tools[0].custom.format"),
+        ({"tools": [shell(format={"type": "json"})]}, "tools[0].custom.format.type"),
+        ({"tools": [shell(format={"type": "grammar"})]}, "tools[0].custom.format.grammar.definition"),
         ({"functions": [{}]}, "functions[0].name"),
         ({"function_call": "required"}, "function_call"),
         ({"response_format": {}}, "response_format.type"),

@@ -234,6 +234,82 @@ def test_a_developer_is_a_system_message_to_a_template_that_knows_none(source: s
     assert f"{role}=d;" in text_of(source, [{"role": "developer", "content": "d"}, *USER])
 
 
+STRICT = (
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}|{% set rest = messages[1:] %}"
+    "{% else %}{% set rest = messages %}{% endif %}"
+    "{% for m in rest %}{% if m.role == 'system' %}{{ raise_exception('System message must be first') }}{% endif %}"
+    "{{ m.role }}:{{ m.content }};{% endfor %}"
+)
+FORGETFUL = STRICT.replace("{{ raise_exception('System message must be first') }}", "{% continue %}")
+
+
+@pytest.mark.parametrize("source", [STRICT, FORGETFUL])
+def test_several_system_messages_are_one_to_a_template_that_takes_one(source: str) -> None:
+    messages = [
+        {"role": "system", "content": "A"},
+        {"role": "developer", "content": [{"type": "text", "text": "B"}]},
+        {"role": "user", "content": "U"},
+        {"role": "system", "content": "C"},
+    ]
+
+    assert text_of(source, messages) == "A\n\nB\n\nC|user:U;"
+    assert text_of(source, messages[:1] + messages[2:3]) == "A|user:U;"
+
+
+STAYS = [
+    {"role": "system", "content": "A"},
+    {"role": "user", "content": "U"},
+    {"role": "system", "content": "B"},
+]
+LATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+TWO_REFUSED = "{% if messages[1].role == 'system' %}{{ raise_exception('no!') }}{% endif %}" + LATE
+
+
+@pytest.mark.parametrize("source", [LATE, TWO_REFUSED])
+def test_several_system_messages_stay_where_they_are_for_a_template_that_takes_them(source: str) -> None:
+    assert text_of(source, STAYS) == "s:A;u:U;s:B;"
+
+
+def test_a_template_that_refuses_system_messages_in_the_midst_has_them_in_front() -> None:
+    source = "{% if messages[-1].role == 'system' %}{{ raise_exception('no!') }}{% endif %}" + LATE
+    assert text_of(source, STAYS) == "s:A\n\nB;u:U;"
+    assert text_of(source, [STAYS[0], STAYS[2], STAYS[1]]) == "s:A;s:B;u:U;"
+
+
+def test_a_template_that_refuses_them_all_speaks_of_the_given_ones() -> None:
+    source = "{% if messages[0].role == 'system' %}{{ raise_exception(messages | length ~ ' of them') }}{% endif %}"
+    with pytest.raises(InvalidRequest, match="3 of them"):
+        text_of(source, STAYS)
+
+
+FIRST_INSTRUCTS = (
+    "{% if messages[0].role in ['system', 'developer'] %}!{{ messages[0].content }};{% endif %}"
+    "{% for m in messages if m.role == 'user' %}{{ m.content }};{% endfor %}"
+)
+ONE_OF_EACH = (
+    "{% for role in ['system', 'developer'] %}"
+    "{{ '!' }}{{ messages | selectattr('role', 'equalto', role) | map(attribute='content') | first }};"
+    "{% endfor %}{{ messages[-1].content }};"
+)
+
+
+@pytest.mark.parametrize(("source", "prompt"), [(FIRST_INSTRUCTS, "!S\n\nD;U;"), (ONE_OF_EACH, "!S;!D;U;")])
+def test_a_developer_beside_a_system_message_is_not_lost(source: str, prompt: str) -> None:
+    messages = [{"role": role, "content": role[0].upper()} for role in ("system", "developer", "user")]
+    assert text_of(source, messages) == prompt
+
+
+def test_system_messages_that_say_nothing_add_nothing() -> None:
+    said = [{"role": "system", "content": text} for text in ("A", "", "B")]
+    assert text_of(FORGETFUL, [*said, {"role": "user", "content": "U"}]) == "A\n\nB|user:U;"
+
+
+@pytest.mark.parametrize("source", [STRICT, FORGETFUL])
+def test_a_last_message_that_is_moved_to_the_front_is_not_gone_on_with(source: str) -> None:
+    with pytest.raises(InvalidRequest):
+        text_of(source, STAYS, add_generation_prompt=False, continue_final_message=True)
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_is_found_under_its_other_names(name: str) -> None:
     source = "{{ messages[0].reasoning_content }}{{ messages[0].thinking }}"

@@ -15,7 +15,6 @@ from text.reasoning.styles import (
     reasoning_for_template,
     style_name,
     thinking_style,
-    thinking_switches,
 )
 from text.reasoning.table import reasoning_splitter
 
@@ -257,21 +256,3 @@ TEMPLATES = {
 @pytest.mark.parametrize(("name", "source"), TEMPLATES.items())
 def test_a_template_tells_the_style(name: str | None, source: str) -> None:
     assert reasoning_for_template(source) == name
-
-
-@pytest.mark.parametrize(
-    ("effort", "thinking", "wanted"),
-    [
-        (None, None, None),
-        ("none", None, False),
-        ("low", None, True),
-        (None, {"type": "disabled"}, False),
-        (None, {"type": "enabled"}, True),
-        ("none", {"type": "enabled"}, True),
-        ("high", {"type": "perhaps"}, True),
-        (None, "enabled", None),
-    ],
-)
-def test_a_request_switches_thinking_by_every_name_that_templates_know(effort, thinking, wanted) -> None:
-    told = thinking_switches(effort, thinking)
-    assert told == ({} if wanted is None else {"enable_thinking": wanted, "thinking": wanted})

@@ -117,6 +117,38 @@ def test_a_real_models_prompt_is_the_one_that_transformers_makes(source: str) ->
     assert differences(source) == []
 
 
+INSTRUCTED: dict[str, list[Message]] = {
+    "in front": [{"role": "system", "content": text} for text in ("First.", "Other.")]
+    + [{"role": "user", "content": "A"}],
+    "in the midst": [
+        {"role": "system", "content": "First."},
+        *CONVERSATIONS["plain"],
+        {"role": "assistant", "content": "B"},
+        {"role": "system", "content": "Other."},
+        {"role": "user", "content": "C"},
+    ],
+}
+
+
+@pytest.mark.parametrize("messages", INSTRUCTED.values(), ids=INSTRUCTED)
+@pytest.mark.parametrize("source", {**OWN, **REAL}.values(), ids={**OWN, **REAL})
+def test_several_system_messages_are_shown_as_transformers_shows_them_or_as_one(
+    source: str, messages: list[Message]
+) -> None:
+    hugging, ours = reference(source), ChatTemplate(source, special_tokens=TOKENS)
+    assert _shown(hugging, ours, messages) in ("as transformers does", "as one", "none is taken")
+
+
+def _shown(hugging: PreTrainedTokenizerFast, ours: ChatTemplate, messages: list[Message]) -> str:
+    expected = next(_expected(hugging, messages, ours, {"add_generation_prompt": True})) or ""
+    rendered = _rendered(ours, messages, {}) or ""
+    if "First." in expected and "Other." in expected:
+        return "as transformers does" if rendered == expected else "otherwise"
+    if _rendered(ours, INSTRUCTED["in front"][1:], {}) is None:
+        return "none is taken"
+    return "as one" if "First.\n\nOther." in rendered else "lost"
+
+
 @pytest.mark.parametrize("source", IDIOMS.values(), ids=IDIOMS)
 def test_no_idiom_fails_where_it_should_not(source: str) -> None:
     """Slow: makes a template. Otherwise agreeing on failures would pass for agreement."""

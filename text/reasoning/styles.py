@@ -9,24 +9,8 @@ from typing import Any
 
 _TAIL = 4000
 """Characters at a prompt's end in which the continued message's marks are looked for."""
-_SWITCHES = ("enable_thinking", "thinking")
-
-
-def thinking_switches(effort: str | None, thinking: Any) -> dict[str, bool]:
-    """What templates are told of whether to think, by the names that one or another of them knows; nothing where the
-    request does not say.
-
-    `effort`: OpenAI's `reasoning_effort`, whose `none` is no thinking. `thinking`: DeepSeek's and GLM's
-    `{"type": "enabled"}`.
-    """
-    kind = thinking.get("type") if isinstance(thinking, Mapping) else None
-    if kind in ("enabled", "disabled"):
-        wanted = kind == "enabled"
-    elif effort is not None:
-        wanted = effort != "none"
-    else:
-        return {}
-    return dict.fromkeys(_SWITCHES, wanted)
+SWITCHES = ("enable_thinking", "thinking")
+"""The arguments by which templates are told whether to think: Qwen's and GLM's name, and DeepSeek's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +21,8 @@ class ThinkingStyle:
     stands, because it is nothing that anybody would write; else only at the beginning of a line. `closes_alone`: a
     closing mark without thoughts before it is no content. `interrupted`: these models may call in the middle of their
     thoughts, which ends them. `wraps`: two marks around the whole content, no content themselves. `channels`: harmony's
-    messages instead of marks. `appends`: nothing is split off, and the
-    opening mark that the prompt held is put before the text.
+    messages instead of marks. `appends`: nothing is split off, and the opening mark that the prompt held is put before
+    the text.
     """
 
     opens: tuple[str, ...] = ("<think>",)
@@ -72,7 +56,7 @@ class ThinkingStyle:
             opened = max(tail.rfind(mark) for mark in self.opens)
             closed = max(tail.rfind(mark) for mark in self.closes)
             return opened > closed
-        if any((arguments or {}).get(switch) is False for switch in _SWITCHES):
+        if any((arguments or {}).get(switch) is False for switch in SWITCHES):
             return False
         return self.starts
 

@@ -1,6 +1,6 @@
 """The functions a request offers, and what their schemas make of a value that came as text.
 
-A custom tool is a function of one string, `input`: engines and templates know no other kind.
+A custom tool is a function of one string, `input`: engines and templates know no other kind (see `custom_calls`).
 """
 
 from __future__ import annotations
@@ -50,15 +50,14 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 class Functions:
     """A request's functions by name, in the order given."""
 
-    __slots__ = ("_known", "_schemas", "_strict", "custom")
+    __slots__ = ("_custom", "_known", "_schemas", "_strict")
 
     def __init__(
         self, schemas: Mapping[str, Mapping[str, Any]], strict: Iterable[str] = (), custom: Iterable[str] = ()
     ) -> None:
         self._schemas = schemas
-        self.custom = frozenset(custom)
-        """The names of those that stand for custom tools."""
         self._strict = frozenset(strict)
+        self._custom = frozenset(custom)
         self._known: dict[tuple[str, str], frozenset[str]] = {}
 
     @classmethod
@@ -80,7 +79,7 @@ class Functions:
     def only(self, names: Iterable[str]) -> Functions:
         """Those of them that are named."""
         kept = {name: self._schemas[name] for name in names if name in self._schemas}
-        return Functions(kept, self._strict.intersection(kept), self.custom.intersection(kept))
+        return Functions(kept, self._strict.intersection(kept), self._custom.intersection(kept))
 
     def __contains__(self, name: object) -> bool:
         return name in self._schemas
@@ -94,6 +93,15 @@ class Functions:
     def schema(self, name: str) -> Mapping[str, Any]:
         """The JSON schema of a function's arguments; of one that takes none, and of an unknown one, any object."""
         return self._schemas.get(name, ANY_OBJECT)
+
+    def is_custom(self, name: str) -> bool:
+        """Is it a custom tool?"""
+        return name in self._custom
+
+    @property
+    def custom(self) -> bool:
+        """Is any of them a custom tool?"""
+        return bool(self._custom)
 
     def is_strict(self, name: str) -> bool:
         """Must its arguments follow its schema?"""
