@@ -14,7 +14,8 @@ from protocols.openai_errors import invalid, missing, wrong_type, wrong_value
 
 Message = dict[str, Any]
 
-_PLAIN_ROLES = frozenset({"system", "user", "developer"})
+_PLAIN_ROLES = ("user", "system", "developer")
+"""A tuple: whatever the role is, it can be looked for in one."""
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 _URL_PARTS = ("image_url", "video_url", "audio_url")
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")

@@ -51,6 +51,8 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
         ("hi", "messages[0]"),
         ({"content": "x"}, "messages[0].role"),
         ({"role": 5, "content": "x"}, "messages[0].role"),
+        ({"role": {}, "content": "x"}, "messages[0].role"),
+        ({"role": ["user"], "content": "x"}, "messages[0].role"),
         ({"role": "robot", "content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": None}, "messages[0].content"),
