@@ -11,6 +11,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from protocols.errors import InvalidRequest
+from protocols.nesting import MAX_DEPTH, is_too_deep, may_be_too_deep
 from protocols.openai_chat import ChatCompletionRequest
 from protocols.openai_completions import CompletionRequest
 from protocols.openai_embeddings import EmbeddingRequest
@@ -84,6 +85,8 @@ def _object(body: bytes) -> dict[str, Any]:
         raise _unreadable(body, error) from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"The request body must be a JSON object, but is {kind_of(value)}.")
+    if may_be_too_deep(body) and is_too_deep(value):
+        raise InvalidRequest(f"The request body is nested too deeply: expected at most {MAX_DEPTH} levels.")
     return value
 
 

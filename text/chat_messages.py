@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocols.errors import InvalidRequest
+from protocols.nesting import MAX_DEPTH, is_too_deep
 
 Message = dict[str, Any]
 
@@ -120,7 +121,7 @@ def _parts(content: Sequence[Any], where: str, traits: TemplateTraits) -> Iterat
                 raise _invalid(f"{where}[{place}]: this model takes no {_MEDIA_PARTS[kind]} input")
             yield {"type": _MEDIA_PARTS[kind]}
         else:
-            raise _invalid(f"{where}[{place}]: unknown part type {kind!r}")
+            raise _invalid(f"{where}[{place}]: unknown part type {kind!r:.60}")
 
 
 def _tool_call(call: Any, where: str, traits: TemplateTraits) -> dict[str, Any]:
@@ -139,8 +140,10 @@ def _arguments(arguments: Any, where: str) -> Mapping[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _invalid(f"{where} is not JSON: {error}") from error
+        if is_too_deep(arguments):
+            raise _invalid(f"{where} is nested too deeply: expected at most {MAX_DEPTH} levels")
     if not isinstance(arguments, Mapping):
         raise _invalid(f"{where} must be a JSON object")
     return arguments

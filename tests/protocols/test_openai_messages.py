@@ -142,6 +142,34 @@ def test_deprecated_functions_reach_the_template_as_tools():
             {"tools": [PING], "tool_choice": {"type": "function", "function": {"name": "pong"}}},
             "tool_choice.function.name",
         ),
+        (
+            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": {}}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["ping"]}}},
+            "tool_choice.allowed_tools.tools[0]",
+        ),
+        (
+            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{**PING, "type": []}]}}},
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
+        (
+            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]}}},
+            "tool_choice.allowed_tools.tools[0].name",
+        ),
+        (
+            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [PING, {"type": "function", "name": "pong"}]}}},
+            "tool_choice.allowed_tools.tools[1].name",
+        ),
         ({"functions": [{}]}, "functions[0].name"),
         ({"function_call": "required"}, "function_call"),
         ({"response_format": {}}, "response_format.type"),

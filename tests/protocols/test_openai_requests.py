@@ -5,6 +5,7 @@ import json
 import pytest
 
 from protocols.errors import InvalidRequest
+from protocols.nesting import MAX_DEPTH
 from protocols.openai import parse_chat, parse_completion
 from tests.protocols.request_bodies import USER, chat, completion, refused
 
@@ -27,6 +28,33 @@ from tests.protocols.request_bodies import USER, chat, completion, refused
 def test_a_body_that_is_no_json_object_is_refused_in_words(body, words):
     with pytest.raises(InvalidRequest, match=words):
         parse_chat(body)
+
+
+def nested(opened, closed, levels):
+    """A body of so many levels, itself the first."""
+    inner = levels - 1
+    return f'{{"model": "m", "prompt": "x", "vendor": {opened * inner}1{closed * inner}}}'.encode()
+
+
+NESTINGS = pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
+
+
+@NESTINGS
+def test_a_body_may_be_nested_as_deep_as_its_limit(opened, closed):
+    assert parse_completion(nested(opened, closed, MAX_DEPTH)).prompt == "x"
+
+
+@NESTINGS
+@pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 300, 900])
+def test_a_deeper_body_is_refused_for_no_engine_could_be_told_of_it(opened, closed, levels):
+    with pytest.raises(InvalidRequest, match="nested"):
+        parse_completion(nested(opened, closed, levels))
+
+
+def test_many_brackets_are_no_depth():
+    request = parse_completion(b'{"model": "m", "prompt": [' + b"[1], " * 300 + b'[2]], "vendor": "' + b"[{" * 300 + b'"}')
+
+    assert len(request.prompts()) == 301
 
 
 def test_a_member_named_twice_counts_as_it_was_named_last():

@@ -220,7 +220,9 @@ def _take(events: Events, chunk: dict[str, Any]) -> None:
 def _tells(choice: Mapping[str, Any], events: Events) -> bool:
     """Does it bring anything? An empty content does where null was said before: the answer is no call."""
     delta = choice.get("delta", {})
-    return bool(_text(choice) or any(delta.values()) or (delta == {"content": ""} and not events.text(choice["index"])))
+    if _text(choice) or any(delta.values()) or choice.get("logprobs"):
+        return True
+    return delta == {"content": ""} and not events.text(choice["index"])
 
 
 def _text(choice: Mapping[str, Any]) -> str:
