@@ -80,9 +80,11 @@ def _message(message: Mapping[str, Any], where: str, traits: TemplateTraits) -> 
         out["content"] = _content(out["content"], f"{where}.content", out.get("role"), traits)
     elif traits.no_content is not NoContent.ABSENT:
         out["content"] = "" if traits.no_content is NoContent.EMPTY else None
-    if out.get("tool_calls"):
+    if calls := out.get("tool_calls"):
+        if not isinstance(calls, list | tuple):
+            raise _invalid(f"{where}.tool_calls must be a list")
         out["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{place}]", traits) for place, call in enumerate(out["tool_calls"])
+            _tool_call(call, f"{where}.tool_calls[{place}]", traits) for place, call in enumerate(calls)
         ]
     elif "tool_calls" in out:
         # An empty list sends templates down their tool-call branch.

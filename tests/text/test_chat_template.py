@@ -277,6 +277,12 @@ def test_a_tool_call_without_a_function_is_refused(call: Any) -> None:
         text_of(TOOL_CALLS, [{"role": "assistant", "tool_calls": [call]}])
 
 
+@pytest.mark.parametrize("calls", [True, 5, 1.5, "calls", {"a": 1}], ids=str)
+def test_tool_calls_that_are_no_list_are_refused_whoever_made_them(calls: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].tool_calls"):
+        text_of(TOOL_CALLS, [{"role": "user", "content": "x", "tool_calls": calls}])
+
+
 def test_an_empty_list_of_tool_calls_is_no_list() -> None:
     source = "{% if messages[0].tool_calls is defined %}calls{% else %}none{% endif %}"
     assert text_of(source, [{"role": "assistant", "content": "", "tool_calls": []}]) == "none"
