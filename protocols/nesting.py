@@ -1,11 +1,11 @@
-"""How deep a client's JSON may go. The body's own depth is judged at the front door, that of JSON inside of texts later."""
+"""How deep a client's JSON may go: the body, judged at the front door, and JSON in its texts, where it is read."""
 
 from __future__ import annotations
 
 from typing import Any
 
 MAX_DEPTH = 128
-"""Arrays and objects in one another. orjson reads 1024 levels, but writes 254 only; Python's own json has other limits."""
+"""Arrays and objects in one another. orjson reads 1024 levels, but writes 254 only; Python's json recurses."""
 
 
 def is_too_deep(value: Any) -> bool:

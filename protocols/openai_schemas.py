@@ -44,6 +44,8 @@ def request_schemas() -> dict[str, Schema]:
     for name in ("TokenizeRequest", "TokenizeChatRequest", "DetokenizeRequest"):
         # Where one model is served, its name may be left out.
         schemas[name]["required"] = [each for each in schemas[name]["required"] if each != "model"]
+        schemas[name]["properties"]["model"] = _maybe(_TEXT)
+    schemas["CompletionRequest"]["anyOf"] = [{"required": ["prompt"]}, {"required": ["prompt_embeds"]}]
     return schemas | _SHAPES
 
 
@@ -204,7 +206,12 @@ _CHECKED: dict[str, Schema] = {
                 {
                     "anyOf": [
                         _ref("ContentPart"),
-                        {"type": "object", "anyOf": [{"required": [name]} for name in FLAT_PARTS]},
+                        {
+                            "type": "object",
+                            "not": {"required": ["type"]},
+                            "properties": {"text": _maybe(_TEXT)},
+                            "anyOf": [{"required": [name]} for name in FLAT_PARTS],
+                        },
                     ]
                 },
                 minItems=1,

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: every route, what it takes and what it answers. The requests' schemas are those they are read by."""
+"""`GET /openapi.json`: every route, what it takes and what it answers. Requests are told by what reads them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ CALLED = (
     '<tool_call>\n{"name": "get_time", "arguments": {"city": "Par\\u00eds 👩‍👩‍👧"}}\n</tool_call>'
 )
 """What the models that call say: thoughts, a text, two calls."""
-CRUMBS = (3, 61)
+CRUMBS = (11, 61)
 """Sizes of the pieces in which some workers' replies come."""
 GUIDED: dict[str, Any] = {"trtllm": TrtllmOptions(guided=True)}
 """Workers that can be bound to a form."""

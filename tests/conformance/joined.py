@@ -1,4 +1,4 @@
-"""A stream joined to the answer it tells, and both made comparable: what differs from call to call is checked and cut."""
+"""A stream joined to the answer it tells, and both made comparable: what differs from call to call is cut."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
                 _merge(whole[name], value)
         elif value is None:
             continue
-        elif name in JOINED and isinstance(value, str):
-            whole[name] = known + value
-        elif isinstance(value, list):
+        elif (name in JOINED and isinstance(value, str)) or isinstance(value, list):
             whole[name] = known + value
         elif isinstance(value, dict):
             _merge(known, value)

@@ -34,6 +34,7 @@ NULLABLE = {
 
 REQUIRED = {
     "ChatCompletion": {"usage"},
+    "Completion": {"usage"},
     "ChatCompletionMessage": {"content", "refusal"},
     "Choice": {"logprobs"},
     "CompletionChoice": {"logprobs"},
@@ -108,7 +109,9 @@ def _never_null(annotation: Any) -> Any:
 
 _STREAMED: Mapping[str, dict[str, Any]] = {
     "Completion": {"usage": (strict(Completion).model_fields["usage"].annotation | None, None)},
-    "CompletionChoice": {"finish_reason": (_twin(CompletionChoice.model_fields["finish_reason"].annotation, "") | None, ...)},
+    "CompletionChoice": {
+        "finish_reason": (_twin(CompletionChoice.model_fields["finish_reason"].annotation, "") | None, ...)
+    },
     "Choice": {
         "finish_reason": (_twin(chunks.Choice.model_fields["finish_reason"].annotation, ""), ...),
         "logprobs": (_twin(chunks.Choice.model_fields["logprobs"].annotation, ""), None),

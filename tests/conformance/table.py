@@ -6,19 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.stories.house import PAIRED
-
 USER = {"role": "user", "content": "Of the sea?"}
 PROMPT = "Tell me of the sea and of the ships."
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-"""As strict as OpenAI wants it is not; no engine minds."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One request. `route`: `chat` or `completions`. `unable`: by engine, the parameter that a 400 names there.
 
-    `streams` False: the request is refused as a stream, for the reason that `unstreamed` names.
+    `unstreamed`: the parameter for which it is refused as a stream.
     """
 
     name: str
@@ -35,15 +32,9 @@ def chat(name: str, unable: Mapping[str, str] | None = None, **fields: Any) -> R
     return Row(name, "chat", {"messages": [USER], "max_tokens": 8, "temperature": 0, **fields}, unable or {})
 
 
-def text(
-    name: str, unable: Mapping[str, str] | None = None, unstreamed: str | None = None, **fields: Any
-) -> Row:
+def text(name: str, unable: Mapping[str, str] | None = None, unstreamed: str | None = None, **fields: Any) -> Row:
     asked = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, **fields}
     return Row(name, "completions", asked, unable or {}, unstreamed)
-
-
-def _all(param: str) -> dict[str, str]:
-    return dict.fromkeys(PAIRED, param)
 
 
 SAMPLED = {"temperature": 1, "seed": 7}
@@ -51,7 +42,9 @@ BOTH = [
     chat("plain"),
     chat("system", messages=[{"role": "system", "content": "Be brief."}, USER]),
     chat("developer", messages=[{"role": "developer", "content": "Be brief."}, USER]),
-    chat("parts", messages=[{"role": "user", "content": [{"type": "text", "text": "Of"}, {"type": "text", "text": "?"}]}]),
+    chat(
+        "parts", messages=[{"role": "user", "content": [{"type": "text", "text": "Of"}, {"type": "text", "text": "?"}]}]
+    ),
     chat("turns", messages=[USER, {"role": "assistant", "content": "It is deep."}, {**USER, "name": "Ann"}]),
     chat("one token", max_tokens=1),
     chat("max_completion_tokens", max_completion_tokens=3),
@@ -94,8 +87,12 @@ IDS = [
     chat("token ids of two choices", return_token_ids=True, n=2, **SAMPLED),
     chat("usage all along", stream_options={"include_usage": True, "continuous_usage_stats": True}),
     chat("engines' own", top_k=5, min_p=0.1, repetition_penalty=1.1, min_tokens=2, ignore_eos=True, **SAMPLED),
-    chat("goes on", messages=[USER, {"role": "assistant", "content": "It"}], continue_final_message=True,
-         add_generation_prompt=False),
+    chat(
+        "goes on",
+        messages=[USER, {"role": "assistant", "content": "It"}],
+        continue_final_message=True,
+        add_generation_prompt=False,
+    ),
     chat("json object", response_format={"type": "json_object"}),
     chat("json schema", response_format={"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}),
     chat("regex", regex="[a-z]+"),

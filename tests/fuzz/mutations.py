@@ -1,4 +1,4 @@
-"""Valid bodies made wrong: a random change or a few, at a random place, of a kind that clients and attackers come up with.
+"""Valid bodies made wrong: a change or a few, at a random place, of a kind that clients and attackers come up with.
 
 A pure function of the random numbers it is given, so that a seed names a run.
 """
@@ -28,7 +28,8 @@ STRINGS = (
 RAW = (
     "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" * 400, "0x10", "01", "+1", ".5", "1.", "tru", "undefined",
     '"\\ud800"', '"\\udc00\\ud800"', '"\\x"', '"unterminated', "'single'", "/* comment */ 1", "[1,]", '{"a":1,}',
-    "[" * 2000, "[" * 300 + "]" * 300, '{"a":' * 300 + "1" + "}" * 300, "[" * 900 + "]" * 900, '{"a":' * 900 + "{}" + "}" * 900, '{"a":1,"a":2}', "\\u0000", "99999999999999999999",
+    "[" * 2000, "[" * 300 + "]" * 300, '{"a":' * 300 + "1" + "}" * 300, "[" * 900 + "]" * 900,
+    '{"a":' * 900 + "{}" + "}" * 900, '{"a":1,"a":2}', "\\u0000", "99999999999999999999",
 )  # fmt: skip
 """What no JSON encoder writes: it takes the place of a value's text."""
 CONTENT_TYPES = (
@@ -165,16 +166,17 @@ _CHANGES: tuple[Callable[[Any, random.Random], None], ...] = (
 )  # fmt: skip
 
 FIELDS = (
-    "model", "messages", "prompt", "input", "tokens", "stream", "stream_options", "n", "best_of", "temperature", "top_p",
-    "top_k", "min_p", "seed", "stop", "stop_token_ids", "max_tokens", "max_completion_tokens", "min_tokens", "logprobs",
-    "top_logprobs", "prompt_logprobs", "echo", "suffix", "logit_bias", "response_format", "tools", "tool_choice",
-    "functions", "function_call", "parallel_tool_calls", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "structured_outputs", "structural_tag", "regex", "ebnf", "chat_template_kwargs", "documents",
-    "reasoning_effort", "add_generation_prompt", "continue_final_message", "tandem", "nvext", "cache_salt", "priority",
-    "return_token_ids", "ignore_eos", "skip_special_tokens", "allowed_token_ids", "bad_words", "encoding_format",
-    "dimensions", "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "user", "metadata", "role",
-    "content", "type", "name", "function", "parameters", "arguments", "tool_calls", "kv_transfer_params", "rid",
-    "bootstrap_host", "disaggregated_params", "prompt_embeds", "use_beam_search", "thinking_token_budget", "modalities",
+    "model", "messages", "prompt", "input", "tokens", "stream", "stream_options", "n", "best_of", "temperature",
+    "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "max_tokens", "max_completion_tokens", "min_tokens",
+    "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "logit_bias", "response_format", "tools",
+    "tool_choice", "functions", "function_call", "parallel_tool_calls", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar", "structured_outputs", "structural_tag", "regex", "ebnf",
+    "chat_template_kwargs", "documents", "reasoning_effort", "add_generation_prompt", "continue_final_message",
+    "tandem", "nvext", "cache_salt", "priority", "return_token_ids", "ignore_eos", "skip_special_tokens",
+    "allowed_token_ids", "bad_words", "encoding_format", "dimensions", "truncate_prompt_tokens", "truncation_side",
+    "add_special_tokens", "user", "metadata", "role", "content", "type", "name", "function", "parameters",
+    "arguments", "tool_calls", "kv_transfer_params", "rid", "bootstrap_host", "disaggregated_params", "prompt_embeds",
+    "use_beam_search", "thinking_token_budget", "modalities",
 )  # fmt: skip
 
 

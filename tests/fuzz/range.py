@@ -27,6 +27,12 @@ class Score:
     statuses: collections.Counter[int] = field(default_factory=collections.Counter)
     faults: list[tuple[str, Shot]] = field(default_factory=list)
 
+    def told(self) -> str:
+        """The first few faults, in words."""
+        return "\n".join(
+            f"{fault}\n    {shot.path} {shot.content_type!r} {shot.body[:2000]!r}" for fault, shot in self.faults[:5]
+        )
+
 
 def fire(house: House, shots: Iterable[Shot]) -> Score:
     """All of them; ends by itself however the house behaves."""
@@ -37,10 +43,10 @@ def fire(house: House, shots: Iterable[Shot]) -> Score:
 
 async def _fire(base_url: str, shots: Iterator[Shot], score: Score) -> None:
     limits = httpx.Limits(max_connections=AT_ONCE)
-    async with httpx.AsyncClient(base_url=base_url, timeout=None, limits=limits) as client:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(AT_ONCE):
-                group.create_task(_fire_on(client, shots, score))
+    client = httpx.AsyncClient(base_url=base_url, timeout=None, limits=limits)
+    async with client, asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(_fire_on(client, shots, score))
 
 
 async def _fire_on(client: httpx.AsyncClient, shots: Iterator[Shot], score: Score) -> None:

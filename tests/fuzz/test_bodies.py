@@ -1,6 +1,7 @@
 """Bodies that nobody should send, at every route that is posted to: no 500, no hang, no answer but OpenAI's.
 
-Takes several seconds, for the number of requests: `FUZZ_BODIES` of them (`make test-fuzz`: 10,000), made from `FUZZ_SEED`.
+Takes several seconds, for the number of requests: `FUZZ_BODIES` of them (`make test-fuzz`: 10,000), made from
+`FUZZ_SEED`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.table import BOTH, CALLS, IDS
 from tests.conformance.asking import PATHS
+from tests.conformance.table import BOTH, CALLS, IDS
 from tests.fuzz.mutations import shots
 from tests.fuzz.range import fire
 from tests.stories.conftest import no_bug_logged
@@ -48,7 +49,13 @@ def valid_bodies(model: str) -> list[tuple[str, dict[str, Any]]]:
         for stream in (False, True)
     ]
     chats = [{"model": model, **row.fields} for row in (*BOTH, *CALLS) if row.route == "chat"]
-    inputs: list[Any] = ["The sea", ["The sea", "The ships"], [700, 701], [[700], [701]], [{"type": "text", "text": "a"}]]
+    inputs: list[Any] = [
+        "The sea",
+        ["The sea", "The ships"],
+        [700, 701],
+        [[700], [701]],
+        [{"type": "text", "text": "a"}],
+    ]
     return [
         *asked,
         *(("/v1/embeddings", {"model": model, "input": given, "encoding_format": "float"}) for given in inputs * 3),
@@ -64,7 +71,7 @@ def test_no_body_brings_anything_but_an_answer_or_openais_error(house: House, mo
 
     score = fire(house, shots(valid_bodies(model), rng, max(1, COUNT // len(MODELS))))
 
-    assert not score.faults, "\n".join(f"{fault}\n    {shot.path} {shot.content_type!r} {shot.body[:2000]!r}" for fault, shot in score.faults[:5])
+    assert not score.faults, score.told()
     assert score.statuses[200]
     assert score.statuses[400]
     house.rest(5)

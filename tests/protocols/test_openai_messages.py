@@ -155,19 +155,40 @@ def test_deprecated_functions_reach_the_template_as_tools():
             "tool_choice.allowed_tools.tools",
         ),
         (
-            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["ping"]}}},
+            {
+                "tools": [PING],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["ping"]}},
+            },
             "tool_choice.allowed_tools.tools[0]",
         ),
         (
-            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{**PING, "type": []}]}}},
+            {
+                "tools": [PING],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{**PING, "type": []}]},
+                },
+            },
             "tool_choice.allowed_tools.tools[0].type",
         ),
         (
-            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]}}},
+            {
+                "tools": [PING],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]},
+                },
+            },
             "tool_choice.allowed_tools.tools[0].name",
         ),
         (
-            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [PING, {"type": "function", "name": "pong"}]}}},
+            {
+                "tools": [PING],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [PING, {"type": "function", "name": "pong"}]},
+                },
+            },
             "tool_choice.allowed_tools.tools[1].name",
         ),
         ({"functions": [{}]}, "functions[0].name"),

@@ -52,7 +52,9 @@ def test_a_deeper_body_is_refused_for_no_engine_could_be_told_of_it(opened, clos
 
 
 def test_many_brackets_are_no_depth():
-    request = parse_completion(b'{"model": "m", "prompt": [' + b"[1], " * 300 + b'[2]], "vendor": "' + b"[{" * 300 + b'"}')
+    request = parse_completion(
+        b'{"model": "m", "prompt": [' + b"[1], " * 300 + b'[2]], "vendor": "' + b"[{" * 300 + b'"}'
+    )
 
     assert len(request.prompts()) == 301
 
