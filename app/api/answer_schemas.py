@@ -42,7 +42,7 @@ _IDS = _array({"type": "integer"})
 _OF_CHOICE: dict[str, Schema] = {"index": _COUNT, "stop_reason": {"type": ["string", "integer"]}, "token_ids": _IDS}
 _OF_PROMPT: dict[str, Schema] = {
     "prompt_token_ids": _IDS,
-    "prompt_logprobs": _nullable("array"),
+    "prompt_logprobs": {"type": "array"},
 }
 _EXPLAINED: dict[str, Schema] = {"tandem": {"type": "object"}}
 

@@ -43,7 +43,7 @@ REQUIRED = {
 }
 """By type: members that the SDK calls optional, and that OpenAI always sends."""
 
-PromptLogprobs = list[dict[str, dict[str, Any]] | None] | None
+PromptLogprobs = list[dict[str, dict[str, Any]] | None]
 ADDITIONS: dict[str, dict[str, Any]] = {
     "ChatCompletion": {"prompt_token_ids": list[int], "prompt_logprobs": PromptLogprobs, "tandem": dict[str, Any]},
     "ChatCompletionChunk": {"prompt_token_ids": list[int], "prompt_logprobs": PromptLogprobs, "tandem": dict[str, Any]},

@@ -37,6 +37,11 @@ def text(name: str, unable: Mapping[str, str] | None = None, unstreamed: str | N
     return Row(name, "completions", asked, unable or {}, unstreamed)
 
 
+def _untold(param: str) -> dict[str, str]:
+    """What asks for the prompt's logprobs, which these engines do not tell."""
+    return {"trtllm": param, "native": param}
+
+
 SAMPLED = {"temperature": 1, "seed": 7}
 BOTH = [
     chat("plain"),
@@ -99,13 +104,13 @@ IDS = [
     chat("guided_regex", guided_regex="[a-z]+"),
     chat("guided_choice", guided_choice=["sea", "ship"]),
     chat("structured_outputs", structured_outputs={"choice": ["sea", "ship"]}),
-    chat("prompt logprobs", {"trtllm": "prompt_logprobs"}, prompt_logprobs=1),
+    chat("prompt logprobs", _untold("prompt_logprobs"), prompt_logprobs=1),
     text("stop and logprobs", stop="e", logprobs=1),
     text("stop shown", stop=["e"], include_stop_str_in_output=True),
     text("echo", echo=True),
     text("echo of a batch", echo=True, prompt=["One and", "Two or three"]),
-    text("echo and logprobs", {"trtllm": "prompt_logprobs"}, echo=True, logprobs=1),
-    text("scored", {"trtllm": "prompt_logprobs"}, echo=True, logprobs=1, max_tokens=0),
+    text("echo and logprobs", _untold("echo"), echo=True, logprobs=1),
+    text("scored", _untold("echo"), echo=True, logprobs=1, max_tokens=0),
     text("best of", unstreamed="best_of", best_of=3, n=2, **SAMPLED),
     text("token ids", return_token_ids=True),
     text("token ids of a batch", return_token_ids=True, prompt=["One and", "Two or three"], n=2, **SAMPLED),
