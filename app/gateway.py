@@ -100,6 +100,8 @@ class Gateway:
         self._health = HealthMonitor(self.registry, interval_s=self.settings.health.interval_s)
         for model in self.settings.models:
             for worker in self.settings.workers_of(model):
+                if worker.api_key is not None:
+                    self.client.authorize(worker.url, worker.api_key)
                 self.registry.add(model.name, worker)
         self._health.start()
         self._server = Server(_server_config(self))
@@ -224,7 +226,12 @@ def _token_model(
         return settings.context_length or gateway.registry.context_length(settings.name) or files.context_length
 
     preprocessor = Preprocessor(
-        card, files.tokenizer, files.chat_template, longest, _chat_reader(gateway.settings, settings, files)
+        card,
+        files.tokenizer,
+        files.chat_template,
+        longest,
+        _chat_reader(gateway.settings, settings, files),
+        router.unsupported if settings.unsupported == "drop" else None,
     )
     prefill = PrefillRouter(router, policy=settings.prefill_policy, observer=observer)
     service = build_pipeline(preprocessor, files.tokenizer, prefill, router, Resilience(limits, observer))
@@ -253,11 +260,12 @@ def _card(settings: ModelSettings, files: ModelFiles) -> ModelCard:
         vocab_size=files.vocab_size,
         eos_token_ids=files.eos_token_ids,
         bos_token_id=files.bos_token_id,
-        sampling_defaults=files.sampling_defaults,
+        sampling_defaults=settings.sampling_defaults(files.sampling_defaults),
         template=settings.template(),
         created=int(time.time()),
         checksum=files.checksum,
         kind=_kind(settings),
+        clamps=settings.context_overflow == "clamp",
     )
 
 

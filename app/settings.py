@@ -48,6 +48,13 @@ def checked_url(url: str) -> str:
     return url
 
 
+def checked_key(key: str) -> str:
+    """A key that can stand in a header. Raises ValueError for another, without repeating it."""
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError("should be of visible ASCII characters")
+    return key
+
+
 def checked_tool_call_parser(name: str) -> str:
     """The name of a parser of tool calls, or `none`. Raises ValueError with all names for an unknown one."""
     ModelMarkup.choose(name, NONE, None)
@@ -159,6 +166,14 @@ class DefaultsSettings(_Section):
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Sampling temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the likeliest tokens to draw from."""
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """How many of the likeliest tokens to draw from; -1 or 0 for all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Least likelihood of a token to be drawn, as a share of the likeliest one's."""
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    """How much tokens that were there before are disfavoured; 1 for not at all."""
     max_completion_tokens: Count | None = None
     """Longest answer, in tokens."""
 
@@ -190,6 +205,8 @@ class WorkerSettings(_Section):
     """How long it keeps prefilled blocks for decode; by default the engine's own time."""
     context_length: Count | None = None
     """Tokens it can hold per request, prompt and answer together; asked from the worker when absent."""
+    api_key: Annotated[Text, AfterValidator(checked_key)] | None = Field(default=None, repr=False)
+    """The key that it was started with (--api-key); sent as a bearer token."""
     taints: list[Text] = []
     """Labels that a request's routing constraints may ask for."""
 
@@ -215,14 +232,31 @@ class ModelSettings(_Section):
     """How it marks what it thinks, by the parser's name; none for not at all; by default its chat template tells."""
     router: RouterSettings = RouterSettings()
     defaults: DefaultsSettings = DefaultsSettings()
+    generation_config: Literal["use", "ignore"] = "use"
+    """Does what generation_config.json says of sampling and length count where a request says nothing?"""
+    context_overflow: Literal["clamp", "refuse"] = "clamp"
+    """An answer that is asked to be longer than the context has room for: shortened (clamp), or 400 (refuse)."""
     prefill_policy: Literal["strict", "local"] | None = None
     """When no prefill worker is usable: refuse (strict) or prefill at decode (local); by default the engine decides."""
+    unsupported: Literal["refuse", "drop"] = "refuse"
+    """A parameter that changes the answer and that no worker can honour: 400 (refuse), or a warning header (drop)."""
     workers: Annotated[list[WorkerSettings], Field(min_length=1)]
     """The processes that serve it, at least one."""
 
     def template(self) -> RequestTemplate:
         """The defaults as the value that preprocessing takes."""
         return RequestTemplate(self.defaults.temperature, self.defaults.max_completion_tokens)
+
+    def sampling_defaults(self, of_the_model: Mapping[str, Any]) -> dict[str, Any]:
+        """What requests get that do not say: the operator's word over the model's own (generation_config.json)."""
+        said = {
+            "top_p": self.defaults.top_p,
+            "top_k": self.defaults.top_k,
+            "min_p": self.defaults.min_p,
+            "repetition_penalty": self.defaults.repetition_penalty,
+        }
+        known = of_the_model if self.generation_config == "use" else {}
+        return {**known, **{name: value for name, value in said.items() if value is not None}}
 
 
 class Settings(_Section):
@@ -258,6 +292,7 @@ def worker_of(settings: WorkerSettings, served_name: str | None = None) -> Worke
         lease_s=settings.lease_s,
         context_length=settings.context_length,
         taints=frozenset(settings.taints),
+        api_key=settings.api_key,
     )
 
 

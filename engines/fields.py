@@ -2,7 +2,7 @@
 
 A client may name fields that only an engine knows; they arrive together as `extra_args["extra_body"]`. What names a
 request, a worker, a rank, a session, a transfer, an adapter, a URL, code, or the prompt never passes, whatever the
-engine. Surprising: a name in no table does not pass either, since the next release may give it any meaning.
+engine. What nobody knows passes beside the parameters that are known, where the engine ignores what it does not know.
 """
 
 from __future__ import annotations
@@ -49,15 +49,19 @@ GATEWAY = frozenset(
         "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
         "ignore_eos", "skip_special_tokens", "logit_bias", "prompt_logprobs", "cache_salt", "priority",
         "prompt_embeds", "use_beam_search", "length_penalty", "thinking_token_budget", "max_thinking_tokens",
+        "thinking", "separate_reasoning", "functions", "function_call", "chat_template_args",
+        # what only OpenAI's own service does something with
+        "audio", "prediction", "moderation", "web_search_options", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "safety_identifier", "service_tier", "store", "verbosity",
         "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
-        "guided_decoding_backend", "guided_whitespace_pattern", "regex", "ebnf",
+        "guided_decoding_backend", "guided_whitespace_pattern", "regex", "ebnf", "json_schema",
     }
 )  # fmt: skip
 """Fields the gateway reads itself; an engine gets what they became in the typed request."""
 
 _SHAPES_THE_ANSWER = frozenset(
     {
-        "allowed_token_ids", "bad_words", "beam_width", "json_schema", "logprob_token_ids", "repetition_detection",
+        "allowed_token_ids", "bad_words", "beam_width", "logprob_token_ids", "repetition_detection",
         "stop_regex", "watermark", "watermarking",
     }
 )  # fmt: skip
@@ -100,6 +104,12 @@ class FieldPolicy:
         extra = extra_body(request)
         return {name: extra[name] for name in self.passes & extra.keys() if extra[name] is not None} if extra else {}
 
+    def unknown(self, request: PreprocessedRequest) -> dict[str, Any]:
+        """The client's fields in no table, for engines that ignore what they do not know: another release, or another
+        build of the engine, may know them."""
+        extra = extra_body(request)
+        return {name: extra[name] for name in extra if extra[name] is not None and self.table_of(name) is None}
+
     def refusal(self, request: PreprocessedRequest) -> str | None:
         """The first field of the client's that this engine cannot honour; null, empty and false mean absent."""
         extra = extra_body(request)
@@ -123,7 +133,7 @@ SGLANG = FieldPolicy(
             "require_reasoning",
         }
     ),
-    passes=frozenset({"json_schema", "spaces_between_special_tokens"}),
+    passes=frozenset({"spaces_between_special_tokens"}),
 )  # fmt: skip
 
 

@@ -113,7 +113,7 @@ class NativeAdapter(EngineAdapter):
         values: dict[str, Any] = request.to_wire(packed=binary and self.worker.traits.packed_ids)
         values["model"] = self.model
         if extra_body(request):
-            values["extra_args"] = {**values["extra_args"], "extra_body": unreserved(request)}
+            values["extra_args"] = _without_reserved(values["extra_args"], unreserved(request))
         body = pack(values) if binary else orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
         kind = MSGPACK if binary else JSON
         accept = MSGPACK if binary else "text/event-stream"
@@ -168,6 +168,12 @@ class NativeAdapter(EngineAdapter):
             dp_size=count(info.get("dp_size")),
             bootstrap_port=count(info.get("bootstrap_port")),
         )
+
+
+def _without_reserved(extra_args: Mapping[str, Any], left: Mapping[str, Any]) -> dict[str, Any]:
+    """`left`: what passes of the client's own fields."""
+    others = {name: value for name, value in extra_args.items() if name != "extra_body"}
+    return {**others, "extra_body": left} if left else others
 
 
 def _lacks_ctx_request_id(params: Mapping[str, Any]) -> bool:

@@ -18,6 +18,8 @@ from engines.sse import SseParser
 from protocols.errors import EngineAborted, EngineFailure, GatewayError, IncompleteReply, ProtocolViolation
 
 Chunk = dict[str, Any]
+_SAID = ("content", "text", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal")
+"""The members of a choice that say something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,16 @@ def parsed(payload: bytes) -> Chunk:
     if not isinstance(value, dict):
         raise ProtocolViolation("the worker's reply is not an object")
     return value
+
+
+def tells_something(chunk: Chunk) -> bool:
+    """Is there text, thought or call in the chunk, and not only a role or an end?"""
+    for choice in chunk["choices"]:
+        delta = choice.get("delta")
+        said = {**choice, **delta} if isinstance(delta, dict) else choice
+        if any(said.get(name) for name in _SAID):
+            return True
+    return False
 
 
 def _choices_of(answer: Chunk) -> list[Chunk]:

@@ -6,6 +6,7 @@ survive both ways. Ids, model name and framing are ours.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -23,17 +24,18 @@ from protocols.worker import Leg, Role, Worker, WorkerTraits
 MODELS = "/v1/models"
 EMBEDDINGS = "/v1/embeddings"
 
-_THE_REQUEST = frozenset({"prompt", "messages", "documents", "modalities", "stream", "add_special_tokens"})
-"""Names that a token engine gets from us alone. Here they are what the client asks."""
-
-_OF_EMBEDDINGS = frozenset({"truncate_prompt_tokens", "truncation_side"})
+_THE_REQUEST = re.compile(
+    r"(?:prompt|messages|documents|modalities|stream|stream_reasoning|add_special_tokens|detokenize"
+    r"|mm_processor_kwargs|return_\w+|truncat\w+)$"
+)
+"""Names that a token engine gets from us alone. Here they are what the client asks, and its answer passes as it is."""
 
 _OURS = frozenset({"model", "stream_options", "tandem", "nvext", "priority"})
 
 
 def forwarded(name: str) -> bool:
     """Whether a field of the client's goes to the server. What steers a worker does not (hard rule 7)."""
-    return name in _THE_REQUEST or not (name in _OURS or reserved(name))
+    return _THE_REQUEST.match(name) is not None or not (name in _OURS or reserved(name))
 
 
 def forward_call(body: Mapping[str, Any], worker: Worker, path: str) -> Call:
@@ -52,8 +54,8 @@ def forward_call(body: Mapping[str, Any], worker: Worker, path: str) -> Call:
 
 
 def embed_call(body: Mapping[str, Any], worker: Worker) -> Call:
-    """The client's request for vectors as this worker is to get it. What it says of truncation passes, too."""
-    passed = {name: value for name, value in body.items() if forwarded(name) or name in _OF_EMBEDDINGS}
+    """The client's request for vectors as this worker is to get it."""
+    passed = {name: value for name, value in body.items() if forwarded(name)}
     passed["model"] = worker.name_for_model(str(body.get("model", "")))
     return Call(EMBEDDINGS, orjson.dumps(passed, option=orjson.OPT_NON_STR_KEYS), streams=False)
 

@@ -25,7 +25,7 @@ _META = re.compile(r"([\\.^$|?*+()\[\]{}])")
 
 def generate_body(request: PreprocessedRequest, rid: str, leg: Leg, worker: Worker) -> bytes:
     """The body for one leg, or for a plain request (`Leg.DECODE` without bootstrap)."""
-    body: dict[str, Any] = {
+    body = SGLANG.unknown(request) | {
         "rid": rid,
         "input_ids": request.token_ids,
         "sampling_params": _sampling(request, worker),
@@ -89,8 +89,6 @@ def _logprobs(request: PreprocessedRequest) -> dict[str, Any]:
 def _sampling(request: PreprocessedRequest, worker: Worker) -> dict[str, Any]:
     options = request.sampling_options
     sampling = SGLANG.passing(request)
-    if "json_schema" in sampling:
-        sampling["json_schema"] = _as_text(sampling["json_schema"])
     sampling |= {
         "max_new_tokens": token_limit(request, worker, margin=1),
         "temperature": 1.0 if options.temperature is None else options.temperature,

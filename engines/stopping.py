@@ -15,12 +15,15 @@ DEFAULT_MAX_TOKENS = 16
 def token_limit(request: PreprocessedRequest, worker: Worker, *, margin: int = 0) -> int:
     """How many tokens an engine may generate, always said: engines default to 16, to 128 or to the whole context.
 
-    `margin`: tokens of the context that the engine keeps for itself.
+    Never more than this worker's context has room for: SGLang refuses that. `margin`: tokens that the engine keeps for
+    itself where nobody says how many are wanted.
     """
-    if request.stop_conditions.max_tokens is not None:
-        return request.stop_conditions.max_tokens
+    wanted = request.stop_conditions.max_tokens
     length = worker.context_length or worker.traits.context_length
-    return max(length - len(request.token_ids) - margin, 1) if length is not None else DEFAULT_MAX_TOKENS
+    if length is None:
+        return DEFAULT_MAX_TOKENS if wanted is None else wanted
+    room = length - len(request.token_ids)
+    return max(room - margin if wanted is None else min(wanted, room), 1)
 
 
 def stop_ids(request: PreprocessedRequest) -> list[int]:

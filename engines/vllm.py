@@ -43,6 +43,7 @@ _VERSION, _METRICS = "/version", "/metrics"
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(rb'(\w+)="([^"]*)"')
 _STARTED = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
+_NO_PRIORITIES = "priority scheduling is not enabled"
 _ENGINE_DEAD = "EngineCore"
 """Part of what vLLM 0.32 says when its engine process died; the server follows it."""
 
@@ -147,11 +148,13 @@ class VllmAdapter(EngineAdapter):
 
     def learn(self, call: Call, status: int, body: bytes) -> Worker | None:
         """The generate route is closed (403 since 0.32 unless started with `--enable-scale-out`, 404 before it came),
-        or takes no stop strings.
+        or takes no stop strings; or the server has no priorities, and refuses all but 0.
         """
+        traits, error = self.worker.traits, error_body(body)
+        if status == 400 and _NO_PRIORITIES in error.message.lower() and traits.priority_sign != 0:
+            return replace(self.worker, traits=replace(traits, priority_sign=0))
         if call.path != GENERATE:
             return None
-        traits, error = self.worker.traits, error_body(body)
         if status == 403 or (status == 404 and error.type != "NotFoundError"):
             return replace(self.worker, traits=replace(traits, generate=False))
         if status == 400 and "--tokens-only" in error.message and traits.stop_strings is not False:

@@ -91,7 +91,7 @@ def generate_body(request: PreprocessedRequest, ask: Ask, model: str, worker: Wo
         sampling.pop("stop", None)
     if "stop" not in sampling and ask.prompt_logprobs is None:
         sampling["detokenize"] = False
-    body: dict[str, Any] = {"model": model, "token_ids": request.token_ids, "sampling_params": sampling}
+    body = VLLM.unknown(request) | {"model": model, "token_ids": request.token_ids, "sampling_params": sampling}
     if kwargs := reasoning_parser_kwargs(request):
         body["reasoning_parser_kwargs"] = kwargs
     return _finished(body, request, ask, worker)
@@ -102,7 +102,7 @@ def completions_body(request: PreprocessedRequest, ask: Ask, model: str, worker:
     prompt = (
         {"prompt": request.token_ids} if request.prompt_embeds is None else {"prompt_embeds": request.prompt_embeds}
     )
-    body: dict[str, Any] = {"model": model, **prompt, **_sampling(request, ask)}
+    body = VLLM.unknown(request) | {"model": model, **prompt, **_sampling(request, ask)}
     if ask.logprobs is not None:
         # Else tokens are told as text, under which two of them may coincide.
         body["return_tokens_as_token_ids"] = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from engines.base import Call, EngineAdapter, Release
@@ -18,11 +19,11 @@ from pipeline.reading import Reading
 from pipeline.service import Sink
 from pipeline.talk import TokenTalk
 from pipeline.ticker import Ticker
-from protocols.errors import Blame, Enough, GatewayError, InvalidRequest, WorkerFailure, WorkerSilent
+from protocols.errors import Blame, Enough, GatewayError, WorkerFailure, WorkerSilent
 from protocols.outputs import LLMEngineOutput
 from protocols.preprocessed import PreprocessedRequest
 from protocols.worker import Leg, Worker
-from routers.base import Choice, Profile, Query, choose
+from routers.base import Candidate, Choice, Profile, Query, choose
 from routers.load import Loads, Reservation
 from workers.client import WorkerClient
 from workers.registry import Registry
@@ -119,7 +120,8 @@ class WorkerRouter:
     ) -> Lease:
         """Chooses a worker for a leg and counts it.
 
-        Raises Unavailable; InvalidRequest for an impossible pin, or a parameter that the worker cannot honour.
+        Raises Unavailable; InvalidRequest for an impossible pin; UnsupportedParameter where only workers are left that
+        cannot honour one.
         `pair_keys`: only workers that can pair with one of these. `alone`: only workers that may serve without a peer.
         """
         query = Query(
@@ -130,16 +132,44 @@ class WorkerRouter:
             alone=alone,
         )
         try:
-            choice = choose(self._profiles[leg], self.registry.candidates(self.model, leg), query)
+            choice = self._choose(request, query)
         except GatewayError as error:
             self._observer.refused(leg, error)
             raise
         self._observer.chosen(leg, choice.casualties if choice.steps else _NOBODY)
         adapter = self.registry.adapter(choice.worker.id)
-        if leg is Leg.DECODE or alone:
-            _check_supported(request, adapter)
         context.choices.append((leg, choice))
         return Lease(choice, adapter, leg, self._loads.reserve(choice.worker.id, leg), alone=alone)
+
+    def _choose(self, request: PreprocessedRequest, query: Query) -> Choice:
+        """Only capable workers count. Nearly all requests suit all workers, so the chosen one is asked first."""
+        profile, candidates = self._profiles[query.leg], self.registry.candidates(self.model, query.leg)
+        try:
+            choice = choose(profile, candidates, query)
+        except GatewayError:
+            incapable = self._incapable(request, candidates)
+            if not incapable:
+                raise
+        else:
+            if self.registry.adapter(choice.worker.id).unsupported(request) is None:
+                return choice
+            incapable = self._incapable(request, candidates)
+        return choose(profile, candidates, replace(query, incapable=incapable))
+
+    def unsupported(self, request: PreprocessedRequest) -> str | None:
+        """A parameter of the request that none of the model's workers can honour; None where one honours them all."""
+        found = [
+            self.registry.adapter(worker_id).unsupported(request)
+            for worker_id in dict.fromkeys(
+                c.worker.id for leg in Leg for c in self.registry.candidates(self.model, leg)
+            )
+        ]
+        return None if None in found else next(iter(found), None)
+
+    def _incapable(self, request: PreprocessedRequest, candidates: Sequence[Candidate]) -> dict[int, str]:
+        """Who of them cannot honour which parameter."""
+        found = ((c.worker.id, self.registry.adapter(c.worker.id).unsupported(request)) for c in candidates)
+        return {worker_id: parameter for worker_id, parameter in found if parameter is not None}
 
     # ---- step two
 
@@ -241,13 +271,6 @@ class WorkerRouter:
         self.registry.observed_failure(lease.worker.id, error)
         self._observer.failed(lease.worker, lease.leg, error)
         return error
-
-
-def _check_supported(request: PreprocessedRequest, adapter: EngineAdapter) -> None:
-    unsupported = adapter.unsupported(request)
-    if unsupported is not None:
-        engine = adapter.worker.engine.value
-        raise InvalidRequest(f"'{unsupported}' is not supported by this model's engine ({engine})", param=unsupported)
 
 
 class _Unread:

@@ -18,6 +18,7 @@ from protocols.errors import (
     Enough,
     GatewayError,
     Unavailable,
+    UnsupportedParameter,
     WorkerBusy,
     WorkerFailure,
 )
@@ -122,7 +123,7 @@ class PrefillRouter:
         """A prefill worker that may answer a one-token request without a peer."""
         try:
             return self._router.reserve(request, Leg.PREFILL, context, alone=True)
-        except Unavailable:
+        except (Unavailable, UnsupportedParameter):
             return None
 
     def _reserve_pair(self, request: PreprocessedRequest, context: RequestContext) -> tuple[Lease, Lease] | None:
@@ -135,10 +136,14 @@ class PrefillRouter:
             if self._may_prefill_locally():
                 return None
             raise
+        except UnsupportedParameter:
+            if registry.has_aggregated(model):
+                return None
+            raise
         try:
             pair_keys = frozenset({prefill.worker.pair_key()})
             return prefill, self._router.reserve(request, Leg.DECODE, context, pair_keys=pair_keys)
-        except Unavailable:
+        except (Unavailable, UnsupportedParameter):
             prefill.release()
             if registry.has_aggregated(model):
                 return None

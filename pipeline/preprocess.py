@@ -22,6 +22,7 @@ from protocols.outputs import BackendOutput
 from protocols.preprocessed import PreprocessedRequest, RoutingHints
 from text.answer_form import AnswerForm, PromptEcho, chat_form, completion_form
 from text.answer_parser import ModelMarkup
+from text.chat_messages import raw_prompt, refuse_media
 from text.chat_reader import ChatPlan, ChatReader
 from text.chat_template import ChatTemplate
 from text.options import (
@@ -33,12 +34,18 @@ from text.options import (
     routing_hints,
     sampling_options,
     stop_conditions,
+    told_annotations,
     wanted_tokens,
 )
 from text.tokenizer import Tokenizer
+from text.truncation import cut
+from text.unsupported import without
 
 LONG_TEXT = 16_384
 """Characters from which on tokenizing leaves the event loop: under it takes less than about 5 ms."""
+
+END_OF_A_PROMPT = 64
+"""Tokens of a prompt in which its last marks are found."""
 
 
 @dataclass(slots=True)
@@ -56,16 +63,24 @@ class Prepared:
     request: ChatCompletionRequest | CompletionRequest
     prompts: tuple[PreprocessedRequest, ...]
     form: AnswerForm
+    texts: Sequence[str] | None = None
+    """The prompts before they were tokenized; None where they came as ids."""
+    dropped: tuple[str, ...] = ()
+    """Parameters that were left out because no worker could honour them."""
 
-    def prompt_tokens(self) -> list[int]:
-        return [prompt.expanded_prompt_token_count() for prompt in self.prompts]
+    def prompt_tokens(self) -> list[int | None]:
+        """Each prompt's length; None for embeddings, whose length only the engine knows."""
+        return [
+            prompt.expanded_prompt_token_count() if prompt.prompt_embeds is None else None for prompt in self.prompts
+        ]
 
 
 class Preprocessor:
     """One model's way from text to token ids. `template` is None for a model that has none: then chats are refused.
 
     `context_length` gives the limit in force, in tokens, prompt and answer together; the card's where it is not given.
-    `reader`: what is made of a chat's tools and thoughts; without it thoughts and free calls stay text.
+    `reader`: what is made of a chat's tools and thoughts; without it thoughts and free calls stay text. `unsupported`:
+    tells what no worker can honour of a request, where that is to be dropped.
     """
 
     def __init__(
@@ -75,11 +90,13 @@ class Preprocessor:
         template: ChatTemplate | None,
         context_length: Callable[[], int | None] | None = None,
         reader: ChatReader | None = None,
+        unsupported: Callable[[PreprocessedRequest], str | None] | None = None,
     ) -> None:
         self._card = card
         self._tokenizer = tokenizer
         self._template = template
         self._reader = reader or ChatReader(ModelMarkup(), tokenizer)
+        self._unsupported = unsupported
         self.context_length = context_length or (lambda: card.context_length)
 
     async def prepare(
@@ -91,20 +108,50 @@ class Preprocessor:
     ) -> Prepared:
         """Renders and tokenizes. `hints`: what the headers say; they win over the body. Raises InvalidRequest."""
         assert isinstance(request, (ChatCompletionRequest, CompletionRequest))
+        if self._unsupported is None:
+            return await self._prepare(request, context, created, hints)
+        dropped: list[str] = []
+        if isinstance(request, CompletionRequest) and request.suffix:
+            # No engine is asked for it, so none refuses it.
+            request, dropped = request.model_copy(update={"suffix": None}), ["suffix"]
+        prepared = await self._prepare(request, context, created, hints)
+        while (parameter := self._unsupported(prepared.prompts[0])) is not None:
+            bare = None if parameter in dropped else without(request, parameter)
+            if bare is None:
+                break
+            dropped.append(parameter)
+            request = bare
+            prepared = await self._prepare(request, context, created, hints)
+        return replace(prepared, dropped=tuple(dropped)) if dropped else prepared
+
+    async def _prepare(
+        self,
+        request: ChatCompletionRequest | CompletionRequest,
+        context: RequestContext,
+        created: int,
+        hints: RoutingHints | None,
+    ) -> Prepared:
         check_against(request, self._card)
         sampling = sampling_options(request, self._card)
-        plan = ChatPlan(sampling.guided_decoding)
+        plan, texts = ChatPlan(sampling.guided_decoding), None
+        given = _token_data(request)
+        prompts = [given or []]
         if isinstance(request, ChatCompletionRequest):
             arguments = _template_arguments(request)
-            text = self._chat_text(request, arguments)
+            text = self._chat_text(request, arguments) if given is None else self._end_of(given)
             plan = self._reader.plan(request, text, arguments, sampling.guided_decoding)
             if plan.guided is not sampling.guided_decoding:
                 sampling = replace(sampling, guided_decoding=plan.guided)
-            prompts = [await self._chat_ids(request, text)]
-        else:
+            if given is None:
+                prompts, texts = [await self._chat_ids(request, text)], [text]
+        elif given is None:
             prompts = [await self._prompt_ids(prompt, request) for prompt in request.prompts()]
+            texts = [prompt for prompt in request.prompts() if isinstance(prompt, str)] or None
+        if request.truncate_prompt_tokens is not None:
+            prompts, texts = [self._truncated(request, ids) for ids in prompts], None
         sent = self._preprocessed(request, prompts, sampling, plan, merged_hints(routing_hints(request), hints))
-        return Prepared(request, sent, self._form(request, context.request_id, created, prompts, plan))
+        form = self._form(request, context.request_id, created, prompts, plan)
+        return Prepared(request, sent, form, texts)
 
     async def __call__(
         self,
@@ -128,10 +175,28 @@ class Preprocessor:
         """A chat's prompt. Raises InvalidRequest, with the template's own words when it refuses."""
         return await self._chat_ids(request, self._chat_text(request, _template_arguments(request)))
 
+    def _truncated(self, request: ChatCompletionRequest | CompletionRequest, ids: list[int]) -> list[int]:
+        """At most as many ids as the request says, or as leave room for the answer."""
+        most = request.truncate_prompt_tokens or 0
+        if most < 0:
+            longest = self.context_length()
+            most = len(ids) if longest is None else max(longest - (wanted_tokens(request, self._card) or 1), 1)
+        return cut(ids, most, from_left=request.truncation_side != "right")
+
+    def _end_of(self, ids: Sequence[int]) -> str:
+        """The end of a prompt that came as ids: it tells whether the answer begins inside thoughts."""
+        return self._tokenizer.decode(ids[-END_OF_A_PROMPT:], skip_special_tokens=False)
+
     def _chat_text(self, request: ChatCompletionRequest, arguments: Mapping[str, Any]) -> str:
+        extras = request.extras()
+        if extras is not None and extras.use_raw_prompt:
+            return raw_prompt(request.messages)
         if self._template is None:
             raise invalid("messages", f"the model '{self._card.name}' has no chat template; use /v1/completions")
-        return self._template.render(request.messages, tools=request.template_tools(), **arguments)
+        tools = request.template_tools()
+        if self._template.traits(tools=bool(tools)).media:
+            refuse_media(request.messages)
+        return self._template.render(request.messages, tools=tools, **arguments)
 
     async def _chat_ids(self, request: ChatCompletionRequest, text: str) -> list[int]:
         return await self._encode(text, add_special_tokens=bool(request.add_special_tokens), param="messages")
@@ -173,12 +238,14 @@ class Preprocessor:
                 token_ids=tuple(ids),
                 model=card.name,
                 prompt_embeds=request.prompt_embeds if isinstance(request, CompletionRequest) else None,
-                stop_conditions=stop_conditions(request, card, budget(len(ids), wanted, longest, param=param)),
+                stop_conditions=stop_conditions(
+                    request, card, budget(len(ids), wanted, longest, param=param, clamp=card.clamps)
+                ),
                 sampling_options=sampling,
                 output_options=output,
                 eos_token_ids=card.eos_token_ids,
                 mdc_sum=card.checksum,
-                annotations=tuple(extras.annotations or ()) if extras is not None else (),
+                annotations=told_annotations(request),
                 routing=hints,
                 extra_args={"extra_body": request.model_extra} if request.model_extra else None,
                 require_reasoning=plan.thinks_first,
@@ -204,7 +271,9 @@ class Preprocessor:
                 request, answer_id, created, request.model, echo, token_bytes=token_bytes, reading=plan.reading
             )
         told = bool(request.echo or request.return_token_ids)
-        given = request.prompts()
+        # Of a prompt that was cut off, or came in another form, the text is what its ids say.
+        as_said = request.truncate_prompt_tokens is None and _token_data(request) is None
+        given = request.prompts() if as_said else [[]] * len(prompts)
         echoes = [
             self._echo(ids, text=text if isinstance(text, str) else None) if told else PromptEcho()
             for ids, text in zip(prompts, given, strict=True)
@@ -219,6 +288,12 @@ class Preprocessor:
         )
 
 
+def _token_data(request: GenerationRequest) -> list[int] | None:
+    """The prompt's ids where the client has tokenized it already."""
+    extras = request.extras()
+    return extras.token_data or None if extras is not None else None
+
+
 def _template_arguments(request: ChatCompletionRequest) -> Mapping[str, Any]:
     """What the template is told beside messages and tools."""
     arguments = dict(request.template_arguments())
@@ -231,6 +306,11 @@ def _template_arguments(request: ChatCompletionRequest) -> Mapping[str, Any]:
         arguments["documents"] = request.documents
     if request.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", request.reasoning_effort)
+    thinks = request.thinks()
+    if thinks is not None:
+        # Qwen's and GLM's name for it, and DeepSeek's.
+        arguments.setdefault("enable_thinking", thinks)
+        arguments.setdefault("thinking", thinks)
     return arguments
 
 
@@ -247,7 +327,7 @@ def _as_asked(error: InvalidRequest, form: AnswerForm) -> InvalidRequest:
     if error.param != "prompt_logprobs" or form.prompt_logprobs:
         return error
     words = error.message.replace("'prompt_logprobs'", "prompt_logprobs")
-    return InvalidRequest(words.replace("prompt_logprobs", "'echo' with 'logprobs'"), param="echo")
+    return type(error)(words.replace("prompt_logprobs", "'echo' with 'logprobs'"), param="echo")
 
 
 def _choices(prepared: Prepared) -> Sequence[PreprocessedRequest]:

@@ -3,6 +3,7 @@
     GatewayError
     ├── InvalidRequest            400  the client's fault, field named
     │   ├── ContextLengthExceeded 400  prompt (or prompt + max_tokens) longer than the context
+    │   ├── UnsupportedParameter  400  it changes the answer, and no worker of the model can honour it
     │   ├── ModelNotFound         404
     │   ├── NotFound              404  unknown route
     │   ├── MethodNotAllowed      405
@@ -85,6 +86,12 @@ class ContextLengthExceeded(InvalidRequest):
     """The prompt, or prompt plus max_tokens, does not fit the model's context."""
 
     code = "context_length_exceeded"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """No worker that the request could go to can honour a parameter that changes the answer."""
+
+    code = "unsupported_parameter"
 
 
 class ModelNotFound(InvalidRequest):

@@ -23,9 +23,10 @@ class ModelCard:
     """One model.
 
     `name` is what clients call it, `aliases` what they may call it too. `context_length` is in tokens, prompt and
-    answer together; None when nobody said. `sampling_defaults` come from generation_config.json
-    (temperature, top_p, top_k, repetition_penalty, ...). `created` is in unix seconds. `kind` None: nobody said, so its
-    workers are asked for whatever clients want.
+    answer together; None when nobody said. `sampling_defaults` (temperature, top_p, top_k, repetition_penalty,
+    max_new_tokens, ...) come from generation_config.json, or are the operator's. `created` is in unix seconds. `kind`
+    None: nobody said, so its workers are asked for whatever clients want. `clamps`: an answer that is asked to be
+    longer than the context ends with it; else the request is refused.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ModelCard:
     created: int = 0
     checksum: str | None = None
     kind: ModelKind | None = None
+    clamps: bool = True
 
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)

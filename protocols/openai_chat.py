@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from protocols.openai_errors import invalid, wrong_type
+from protocols.openai_errors import invalid, wrong_type, wrong_value
 from protocols.openai_fields import MAX_LOGPROBS, GenerationRequest, Text
 from protocols.openai_messages import Message, check_messages
 from protocols.openai_tools import (
@@ -18,7 +18,22 @@ from protocols.openai_tools import (
 )
 
 MAX_METADATA = 16
+_THINKING = ("enabled", "disabled", "adaptive")
 _NO_TEMPLATE = "a chat template is not taken from a request"
+
+
+def check_thinking(thinking: Any) -> dict[str, Any]:
+    """Whether the model thinks, and for how many tokens at most."""
+    if not isinstance(thinking, dict):
+        raise wrong_type("thinking", "an object", thinking)
+    if thinking.get("type") not in _THINKING:
+        raise wrong_value("thinking.type", thinking.get("type"), _THINKING)
+    budget = thinking.get("budget_tokens")
+    if budget is not None and type(budget) is not int:
+        raise wrong_type("thinking.budget_tokens", "an integer", budget)
+    if budget is not None and budget < 0:
+        raise invalid("thinking.budget_tokens", f"expected a value >= 0, but got {budget} instead")
+    return thinking
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -43,6 +58,12 @@ class ChatCompletionRequest(GenerationRequest):
 
     reasoning_effort: Text | None = None
     """Any word: the list has grown over time, and the template knows its model."""
+    thinking: Annotated[dict[str, Any], PlainValidator(check_thinking)] | None = None
+    """`{"type": "enabled" | "disabled", "budget_tokens"?}`, as DeepSeek, GLM and Anthropic say it."""
+    include_reasoning: bool | None = None
+    """False: what the model thinks is not told (vLLM's name)."""
+    separate_reasoning: bool | None = None
+    """False: what the model thinks stays in the content, marks included (SGLang's name)."""
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template_args: dict[str, Any] | None = None
     """Dynamo's name for `chat_template_kwargs`."""
@@ -94,6 +115,16 @@ class ChatCompletionRequest(GenerationRequest):
         if self.chat_template_args is None:
             return self.chat_template_kwargs or {}
         return {**self.chat_template_args, **(self.chat_template_kwargs or {})}
+
+    def thinks(self) -> bool | None:
+        """Is the model to think? None: that is left to it. Templates are told by its argument."""
+        if self.thinking is not None:
+            return {"enabled": True, "disabled": False}.get(self.thinking["type"])
+        return False if self.reasoning_effort == "none" else None
+
+    def tells_thoughts(self) -> bool:
+        """Is what the model thinks told at all?"""
+        return self.include_reasoning is not False
 
     def template_tools(self) -> list[dict[str, Any]] | None:
         """The tools a template sees: the deprecated functions among them; None, never empty, when there are none.

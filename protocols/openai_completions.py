@@ -11,7 +11,6 @@ from pydantic import Field, PlainValidator, model_validator
 from protocols.openai_errors import invalid, missing, wrong_type
 from protocols.openai_fields import MAX_CHOICES, MAX_LOGPROBS, GenerationRequest, check_token_ids
 
-MAX_BEST_OF = 20
 Prompt = str | list[int]
 """One prompt: a text, or its token ids."""
 
@@ -55,8 +54,6 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[str | list[Any], PlainValidator(check_prompt)] | None = None
     prompt_embeds: Annotated[str, PlainValidator(check_prompt_embeds)] | None = None
     suffix: str | None = None
-    echo: bool | None = None
-    best_of: Annotated[int, Field(ge=0, le=MAX_BEST_OF)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """OpenAI allows 5, engines 20. 0 is a value: the chosen token's only."""
 
@@ -68,6 +65,9 @@ class CompletionRequest(GenerationRequest):
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens", "expected a value >= 1 (0 only with 'echo'), but got 0 instead")
         self._check_choices()
+        extras = self.extras()
+        if extras is not None and extras.token_data and len(self.prompts()) > 1:
+            raise invalid("tandem.token_data", "it is for one prompt")
         return self
 
     def _require_prompt(self) -> None:
@@ -78,11 +78,6 @@ class CompletionRequest(GenerationRequest):
         _check_not_empty(self.prompt, "prompt")
 
     def _check_choices(self) -> None:
-        n = self.n or 1
-        if self.best_of is not None and self.best_of < n:
-            raise invalid("best_of", f"expected a value >= n ({n}), but got {self.best_of} instead")
-        if self.stream and self.candidates() > n:
-            raise invalid("best_of", "more candidates than choices ('n') cannot be streamed")
         prompts, candidates = len(self.prompts()), self.candidates()
         if prompts * candidates > MAX_CHOICES:
             reason = f"{prompts} prompts with {candidates} choices each exceed the limit of {MAX_CHOICES} choices"
@@ -94,10 +89,6 @@ class CompletionRequest(GenerationRequest):
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             return prompt
         return [prompt or ""]
-
-    def candidates(self) -> int:
-        """Answers generated per prompt, of which the best `n` are shown."""
-        return max(self.best_of or 1, self.n or 1)
 
     def wanted_tokens(self) -> int | None:
         """How many tokens the answer may have at most, where the request says."""

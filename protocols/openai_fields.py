@@ -6,7 +6,7 @@ field. Unknown fields are kept in `model_extra`: the engines know more parameter
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
@@ -17,6 +17,7 @@ from protocols.token_ids import MAX_TOKEN_ID
 MAX_CHOICES = 1024
 """Choices of one request, prompts times n; each is a request of its own below."""
 MAX_N = 128
+MAX_BEST_OF = 20
 MAX_STOPS = 32
 MAX_LOGPROBS = 20
 MAX_CACHE_SALT = 1024
@@ -138,6 +139,29 @@ class TaintConstraints(BaseModel):
 CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)]
 
 
+def _check_token_data(ids: Any) -> list[int]:
+    check_token_ids("tandem.token_data", ids)
+    return ids  # type: ignore[no-any-return]
+
+
+def _worker_id(place: str) -> PlainValidator:
+    """A number, or its decimal digits as text: worker ids are longer than JavaScript's numbers."""
+
+    def check(value: Any) -> int:
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
+            value = int(value)
+        if type(value) is not int:
+            raise wrong_type(place, "a worker's id", value)
+        if not 0 <= value < 2**64:
+            raise invalid(place, "expected a worker's id below 2^64")
+        return value
+
+    return PlainValidator(check)
+
+
+Rank = Annotated[int, Field(ge=0, lt=2**32)]
+
+
 class Extras(BaseModel):
     """The request's `tandem` object (also read from `nvext`, Dynamo's name): what no OpenAI field can say.
 
@@ -147,6 +171,18 @@ class Extras(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     annotations: list[str] | None = None
+    """What is told before the answer: `request_id`, `token_ids`, `formatted_prompt`. Others are for native workers."""
+    extra_fields: list[str] | None = None
+    """What is told after it: `timing`, `worker_id`, `stop_reason`, `completion_token_ids`. Others are ignored."""
+    token_data: Annotated[list[int], PlainValidator(_check_token_data)] | None = None
+    """The prompt's token ids, in place of its text."""
+    use_raw_prompt: bool | None = None
+    """A chat's prompt is its first message's text, without the template."""
+    backend_instance_id: Annotated[int, _worker_id("tandem.backend_instance_id")] | None = None
+    prefill_worker_id: Annotated[int, _worker_id("tandem.prefill_worker_id")] | None = None
+    decode_worker_id: Annotated[int, _worker_id("tandem.decode_worker_id")] | None = None
+    dp_rank: Rank | None = None
+    prefill_dp_rank: Rank | None = None
     request_timestamp_ms: float | None = None
     router: RouterTargets | None = None
     agent_hints: AgentHints | None = None
@@ -171,6 +207,8 @@ class GenerationRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    best_of: Annotated[int, Field(ge=0, le=MAX_BEST_OF)] | None = None
+    """OpenAI knows it for completions only."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Ratio | None = None
     """0 keeps the likeliest token only; engines take (0, 1], so it reaches them as a tiny fraction."""
@@ -198,6 +236,12 @@ class GenerationRequest(BaseModel):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """A longer prompt is cut to so many tokens, -1: to as many as leave room for the answer."""
+    truncation_side: Literal["left", "right"] | None = None
+    """The end that is cut off; left by default, unlike an embedding's."""
+    echo: bool | None = None
+    """In a chat: the answer begins with the text of a last message that is its own."""
     thinking_token_budget: Count | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: CacheSalt | None = None
@@ -214,6 +258,8 @@ class GenerationRequest(BaseModel):
     """SGLang's name."""
     ebnf: Text | None = None
     """SGLang's name."""
+    json_schema: Annotated[str | dict[str, Any], _text_or_object("json_schema")] | None = None
+    """SGLang's name."""
 
     tandem: Extras | None = None
     nvext: Extras | None = None
@@ -226,6 +272,20 @@ class GenerationRequest(BaseModel):
             raise invalid("stream_options", "it is only allowed when 'stream' is true")
         if self.tandem is not None and self.nvext is not None:
             raise invalid("nvext", "it is the same as 'tandem': only one of them is allowed")
+        if self.truncate_prompt_tokens == 0:
+            raise invalid("truncate_prompt_tokens", "expected -1 or a value >= 1, but got 0 instead")
+        self._check_candidates()
+
+    def _check_candidates(self) -> None:
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            raise invalid("best_of", f"expected a value >= n ({n}), but got {self.best_of} instead")
+        if self.stream and self.candidates() > n:
+            raise invalid("best_of", "more candidates than choices ('n') cannot be streamed")
+
+    def candidates(self) -> int:
+        """Answers generated per prompt, of which the best `n` are shown."""
+        return max(self.best_of or 1, self.n or 1)
 
     def extras(self) -> Extras | None:
         return self.tandem or self.nvext

@@ -29,7 +29,24 @@ def check_tools(tools: Any) -> list[dict[str, Any]]:
         if kind not in tool:
             raise missing(f"{place}.{kind}")
         check_definition(tool[kind], f"{place}.{kind}")
+        if kind == "custom" and tool[kind].get("format") is not None:
+            _check_format(tool[kind]["format"], f"{place}.custom.format")
     return tools  # type: ignore[no-any-return]
+
+
+def _check_format(format_: Any, place: str) -> None:
+    """Any text, or text by a grammar. OpenAI nests a grammar's members under its type's name, its clients do not."""
+    if not isinstance(format_, dict):
+        raise wrong_type(place, "an object", format_)
+    kind = format_.get("type")
+    if kind not in ("text", "grammar"):
+        raise wrong_value(f"{place}.type", kind, ("text", "grammar"))
+    if kind == "grammar":
+        grammar = format_.get("grammar", format_)
+        if not isinstance(grammar, dict):
+            raise wrong_type(f"{place}.grammar", "an object", grammar)
+        if not isinstance(grammar.get("definition"), str):
+            raise wrong_type(f"{place}.grammar.definition", "a string", grammar.get("definition"))
 
 
 def check_functions(functions: Any) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 
@@ -71,7 +71,7 @@ class Worker:
     """One server process. `url` has no trailing slash. Config wins over what the worker tells.
 
     `lease_s`: how long prefill keeps pinned blocks for decode, in seconds (None: the engine's default).
-    `taints`: labels that a request's routing constraints may require.
+    `taints`: labels that a request's routing constraints may require. `api_key`: what it asks of whoever calls it.
     """
 
     id: int
@@ -87,6 +87,7 @@ class Worker:
     lease_s: float | None = None
     context_length: int | None = None
     taints: frozenset[str] = frozenset()
+    api_key: str | None = field(default=None, repr=False)
     traits: WorkerTraits = WorkerTraits()
 
     @property

@@ -7,7 +7,7 @@ same idle worker. What happened is kept as it was and made readable only when so
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -68,7 +68,8 @@ class Query:
 
     `excluded`: workers that have failed this request. `pair_keys`: only workers that can pair with one of these (the
     peer already chosen, or those it can be chosen from). `alone`: True, only workers that answer without a peer;
-    False, only workers of pairs; None, either.
+    False, only workers of pairs; None, either. `incapable`: by worker's id the parameter of the request
+    that it cannot honour.
     """
 
     leg: Leg
@@ -76,6 +77,7 @@ class Query:
     excluded: frozenset[int] = _NOBODY
     pair_keys: frozenset[tuple[object, ...]] | None = None
     alone: bool | None = None
+    incapable: Mapping[int, str] | None = None
 
     @property
     def pin(self) -> int | None:

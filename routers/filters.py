@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
-from protocols.errors import GatewayError, InvalidRequest, NoAvailableWorkers, Overloaded
+from protocols.errors import GatewayError, InvalidRequest, NoAvailableWorkers, Overloaded, UnsupportedParameter
 from protocols.worker import Leg, Role
 from routers.base import Candidate, Filter, Query, Status
 
@@ -91,6 +91,25 @@ class RequiredTaints:
 
     def refusal(self, candidates: Sequence[Candidate], query: Query, /) -> GatewayError:
         return _misfit(self.name, query, "has all required taints")
+
+
+class Capable:
+    """Workers that can honour every parameter of the request."""
+
+    name: ClassVar[str] = "capable"
+
+    def __call__(self, candidates: Sequence[Candidate], query: Query, /) -> Sequence[Candidate]:
+        incapable = query.incapable
+        if not incapable:
+            return candidates
+        return _kept(candidates, [c for c in candidates if c.worker.id not in incapable])
+
+    def refusal(self, candidates: Sequence[Candidate], query: Query, /) -> GatewayError:
+        parameter = (query.incapable or {})[candidates[0].worker.id]
+        engines = dict.fromkeys(c.worker.engine.value for c in candidates)
+        return UnsupportedParameter(
+            f"'{parameter}' is not supported by this model's engine ({', '.join(engines)})", param=parameter
+        )
 
 
 class PartOfAPair:
@@ -203,6 +222,7 @@ def standard_filters(*, pin_required: bool = False) -> tuple[Filter, ...]:
         PinnedWorker(required=pin_required),
         DpRank(),
         RequiredTaints(),
+        Capable(),
         PartOfAPair(),
         SamePair(),
         NotFailed(),

@@ -121,6 +121,9 @@ class Metrics:
         )
         self.input_tokens = series.counter("input_tokens", "Tokens of all prompts.", ("model",))
         self.output_tokens = series.counter("output_tokens", "Tokens of all answers.", ("model",))
+        self.usage_differences = series.counter(
+            "usage_differences", "Answers whose engine counted its tokens otherwise than the gateway did.", ("model",)
+        )
         self.migrations = series.counter(
             "migrations",
             "Further attempts after a failure, by its kind; new_request: nothing had been shown yet.",
@@ -181,6 +184,7 @@ class ModelMetrics:
         self.cached_length = metrics.cached_length.child(model)
         self.input_tokens = metrics.input_tokens.child(model)
         self.output_tokens = metrics.output_tokens.child(model)
+        self.usage_differences = metrics.usage_differences.child(model)
         self.handoff = metrics.handoff.child(model)
         self.workers = WorkerMetrics(metrics, model)
         self._prefills = {outcome: metrics.prefills.child(model, outcome) for outcome in PREFILL_OUTCOMES}

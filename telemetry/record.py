@@ -107,8 +107,22 @@ class RequestRecord:
         count = len(outputs[0].token_ids) if len(outputs) == 1 else sum(len(output.token_ids) for output in outputs)
         self.tracker.record_tokens(count, choice)
         if count and self._awaits_token:
-            self._awaits_token = False
-            self._model.waiting.add(-1)
+            self._stop_waiting()
+
+    def answer_began(self) -> None:
+        """The first of an answer has come from a server that tells texts and no tokens."""
+        self.tracker.record_answer_began()
+        if self._awaits_token:
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        self._awaits_token = False
+        self._model.waiting.add(-1)
+
+    def counted(self, *, differs: bool) -> None:
+        """The answer is complete. `differs`: its engine counted otherwise than we did, which nothing explains."""
+        if differs and not self.tracker.migrations:
+            self._model.usage_differences.add()
 
     # ---- how it ended
 

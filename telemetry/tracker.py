@@ -138,6 +138,11 @@ class RequestTracker:
         self._last[choice] = self.last_token_at = now
         self.output_tokens += count
 
+    def record_answer_began(self) -> None:
+        """Something of an answer came, whose tokens nobody tells one by one."""
+        if self.first_token_at is None:
+            self.first_token_at = self._clock()
+
     def record_migration(self, kind: str) -> None:
         self.migrations.append(kind)
 

@@ -11,6 +11,7 @@ import orjson
 from protocols.errors import InternalError
 from protocols.outputs import BackendOutput
 from text.answer_form import AnswerForm, finish_name
+from text.answer_pieces import AnswerPiece, ContentText
 from text.chat_message import message_of
 from text.logprobs import chat_logprobs, completion_logprobs, known
 from text.token_report import TokenReport
@@ -142,10 +143,13 @@ class ChatAggregate(Aggregate):
 
     def _content(self, text: str, index: int, finish: str) -> tuple[dict[str, Any], str]:
         reading = self._form.reading
+        lead = self._form.lead
         if reading is None:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}, finish
+            return {"message": {"role": "assistant", "content": lead + text, "refusal": None}}, finish
         parser, rules = reading.parser(), reading.rules
-        pieces = [*parser.feed(text), *parser.finish(cut=finish != "stop")]
+        pieces: list[AnswerPiece] = [*parser.feed(text), *parser.finish(cut=finish != "stop")]
+        if lead:
+            pieces.insert(0, ContentText(lead))
         message = message_of(pieces, legacy=rules is not None and rules.legacy)
         return {"message": message}, finish if rules is None else rules.finish_name(finish, parser.calls)
 

@@ -39,9 +39,10 @@ class AnswerForm:
 
     `created` in unix seconds. Every prompt has `candidates` generated answers of which the best `n` are shown; a choice
     is fed by its number among the candidates of all prompts, in order. `logprobs`: alternatives per token, None for no
-    logprobs at all. `echo`: each answer starts with its prompt. `token_bytes`: a token's own bytes by its id; without
-    it, tokens that are parts of a character are told without bytes, at places that are guessed. `reading`: how a chat's
-    text is told apart into thoughts, content and calls; None where all of it is content.
+    logprobs at all. `echo`: each answer starts with its prompt. `lead`: a chat's content starts with it, as the model
+    had it in its prompt. `token_bytes`: a token's own bytes by its id; without it, tokens that are parts of a character
+    are told without bytes, at places that are guessed. `reading`: how a chat's text is told apart into thoughts,
+    content and calls; None where all of it is content.
     """
 
     id: str
@@ -51,6 +52,7 @@ class AnswerForm:
     n: int = 1
     candidates: int = 1
     echo: bool = False
+    lead: str = ""
     logprobs: int | None = None
     prompt_logprobs: bool = False
     token_ids: bool = False
@@ -85,14 +87,14 @@ def chat_form(
     reading: AnswerReading | None = None,
 ) -> AnswerForm:
     """The form of a chat's answer. `prompt` is needed where the client wants its ids told (`return_token_ids`)."""
-    choices = request.n or 1
     return AnswerForm(
         id=answer_id,
         created=created,
         model=model,
         prompts=_UNTOLD if prompt is None else (prompt,),
-        n=choices,
-        candidates=choices,
+        n=request.n or 1,
+        candidates=request.candidates(),
+        lead=_lead(request),
         token_bytes=token_bytes,
         reading=reading,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -102,6 +104,17 @@ def chat_form(
         include_usage=request.includes_usage(),
         continuous_usage=request.continuous_usage(),
     )
+
+
+def _lead(request: ChatCompletionRequest) -> str:
+    """The text that a chat's answer is asked to begin with: a last message's that is the assistant's own (vLLM)."""
+    if not request.echo:
+        return ""
+    last = request.messages[-1]
+    content = last.get("content") or ""
+    if last["role"] != "assistant":
+        return ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def completion_form(

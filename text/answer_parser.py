@@ -87,6 +87,8 @@ class AnswerReading:
     thinking: bool
     """Do answers begin inside thoughts?"""
     structured: bool
+    told: bool = True
+    """Are thoughts told?"""
 
     def parser(self, new_id: Callable[[], str] | None = None) -> AnswerParser:
         """A fresh parser for one choice. `new_id`: makes the calls' ids."""
@@ -95,7 +97,7 @@ class AnswerReading:
             calls = tool_call_parser(self.tool_calls, self.rules, new_id)
         if self.style is None or (self.style.channels and self.tool_calls == HARMONY):
             return AnswerParser(None, calls)
-        return AnswerParser(self._splitter(self.style), calls)
+        return AnswerParser(self._splitter(self.style), calls, told=self.told)
 
     def count(self) -> ReasoningCount | None:
         """A fresh count of one choice's thoughts, None where there are none to be told from content."""
@@ -120,11 +122,13 @@ class AnswerReading:
 class AnswerParser:
     """Reads one choice. What it tells, joined, does not depend on how the text was cut."""
 
-    __slots__ = ("_calls", "_splitter")
+    __slots__ = ("_calls", "_splitter", "_told")
 
-    def __init__(self, splitter: Splitter | None, calls: ToolCallParser | None) -> None:
+    def __init__(self, splitter: Splitter | None, calls: ToolCallParser | None, *, told: bool = True) -> None:
+        """`told`: are thoughts told?"""
         self._splitter = splitter
         self._calls = calls
+        self._told = told
 
     @property
     def calls(self) -> int:
@@ -136,7 +140,7 @@ class AnswerParser:
         if self._splitter is None:
             return self._said(text)
         thought, said = self._splitter.feed(text)
-        if not thought:
+        if not thought or not self._told:
             return self._said(said)
         return [ReasoningText(thought), *self._said(said)]
 
@@ -145,7 +149,7 @@ class AnswerParser:
         pieces: list[AnswerPiece] = []
         if self._splitter is not None:
             thought, said = self._splitter.finish()
-            if thought:
+            if thought and self._told:
                 pieces.append(ReasoningText(thought))
             pieces += self._said(said)
         if self._calls is not None:

@@ -25,11 +25,15 @@ class ContentText:
 
 @dataclass(slots=True)
 class CallStarted:
-    """A call begins. `index` counts the answer's calls from 0, without gaps; `id` is told only here."""
+    """A call begins. `index` counts the answer's calls from 0, without gaps; `id` is told only here.
+
+    `custom`: of a custom tool, whose call has an input in place of arguments.
+    """
 
     index: int
     id: str
     name: str
+    custom: bool = False
 
 
 @dataclass(slots=True)
@@ -40,5 +44,13 @@ class ArgumentsDelta:
     text: str
 
 
-ToolPiece = ContentText | CallStarted | ArgumentsDelta
-AnswerPiece = ReasoningText | ContentText | CallStarted | ArgumentsDelta
+@dataclass(slots=True)
+class InputDelta:
+    """Part of the input of call `index`, which is of a custom tool."""
+
+    index: int
+    text: str
+
+
+ToolPiece = ContentText | CallStarted | ArgumentsDelta | InputDelta
+AnswerPiece = ReasoningText | ContentText | CallStarted | ArgumentsDelta | InputDelta

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from text.answer_pieces import AnswerPiece, CallStarted, ContentText, ReasoningText
+from text.answer_pieces import AnswerPiece, CallStarted, ContentText, InputDelta, ReasoningText
 
 
 def delta_of(piece: AnswerPiece, *, legacy: bool) -> dict[str, Any]:
@@ -21,7 +21,12 @@ def delta_of(piece: AnswerPiece, *, legacy: bool) -> dict[str, Any]:
         return {"content": piece.text}
     if isinstance(piece, ReasoningText):
         return {"reasoning_content": piece.text, "reasoning": piece.text}
+    if isinstance(piece, InputDelta):
+        return {"tool_calls": [{"index": piece.index, "custom": {"input": piece.text}}]}
     if isinstance(piece, CallStarted):
+        if piece.custom:
+            custom = {"name": piece.name, "input": ""}
+            return {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "custom", "custom": custom}]}
         function = {"name": piece.name, "arguments": ""}
         if legacy:
             return {"function_call": function}
@@ -48,12 +53,16 @@ def message_of(pieces: Iterable[AnswerPiece], *, legacy: bool) -> dict[str, Any]
     message: dict[str, Any] = {"role": "assistant", "content": None if calls and not said else said, "refusal": None}
     if thoughts:
         message["reasoning_content"] = message["reasoning"] = "".join(thoughts)
-    functions = [{"name": call.name, "arguments": "".join(arguments)} for call, arguments in calls]
-    if functions and legacy:
-        message["function_call"] = functions[0]
-    elif functions:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": function}
-            for (call, _), function in zip(calls, functions, strict=True)
-        ]
+    told = [_call(call, "".join(written)) for call, written in calls]
+    if told and legacy:
+        message["function_call"] = told[0]["function"]
+    elif told:
+        message["tool_calls"] = told
     return message
+
+
+def _call(call: CallStarted, written: str) -> dict[str, Any]:
+    """`written`: its arguments, or its input."""
+    if call.custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": written}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": written}}

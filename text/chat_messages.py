@@ -48,7 +48,8 @@ class NoContent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a template takes. `media`: the kinds of parts beside text that leave a trace in the prompt."""
+    """What a template takes. `media`: the kinds of parts beside text that leave a trace in the prompt. `one_system`: of
+    several system messages it takes the first at most."""
 
     strings: bool = True
     parts: bool = False
@@ -56,6 +57,7 @@ class TemplateTraits:
     media: frozenset[str] = frozenset()
     arguments_as_text: bool = False
     no_content: NoContent = NoContent.ABSENT
+    one_system: bool = False
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> list[Message]:
@@ -63,7 +65,43 @@ def template_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTra
 
     Raises InvalidRequest (param `messages`) for parts the template has no place for and malformed tool calls.
     """
-    return [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
+    out = [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
+    return _one_system(out) if traits.one_system else out
+
+
+def _one_system(messages: list[Message]) -> list[Message]:
+    """All that system messages say in one at the front; as they are where there are no two of them."""
+    system = [message for message in messages if message.get("role") == "system"]
+    if len(system) < 2:
+        return messages
+    contents = [message.get("content") or "" for message in system]
+    if all(isinstance(content, str) for content in contents):
+        said: Any = "\n\n".join(contents)
+    else:
+        wrapped = [[{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents]
+        said = [part for parts in wrapped for part in parts]
+    return [{**system[0], "content": said}, *(message for message in messages if message.get("role") != "system")]
+
+
+def raw_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The first message's text, for chats that want no template. Raises InvalidRequest where it has none."""
+    content = messages[0].get("content")
+    text = content if isinstance(content, str) else _content(content, "messages[0].content", "tool", TemplateTraits())
+    if not isinstance(text, str) or not text:
+        raise _invalid("messages[0].content: without the template it must be a text")
+    return text
+
+
+def refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InvalidRequest where a picture, a sound or a film would be lost on its way: workers are sent token ids."""
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            kind = _MEDIA_PARTS.get(part.get("type", "")) if isinstance(part, Mapping) else None
+            if kind is not None:
+                raise _invalid(
+                    f"messages[{place}].content[{index}]: {kind} input cannot be sent to this model's workers"
+                )
 
 
 def _message(message: Mapping[str, Any], where: str, traits: TemplateTraits) -> Message:

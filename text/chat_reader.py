@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from protocols.openai import ChatCompletionRequest
@@ -67,7 +67,12 @@ class ChatReader:
         thinking = reading is not None and reading.thinking
         if rules is not None:
             guided = self._bound(request, rules, guided, thinking=thinking)
-        return ChatPlan(guided, reading, self._shown_ids(reading), thinking and guided is not None)
+        shown = self._shown_ids(reading)
+        if reading is not None and request.separate_reasoning is False:
+            reading = replace(reading, style=None) if reading.tool_calls is not None else None
+        elif reading is not None and not request.tells_thoughts():
+            reading = replace(reading, told=False)
+        return ChatPlan(guided, reading, shown, thinking and guided is not None)
 
     def _bound(
         self, request: ChatCompletionRequest, rules: CallRules, guided: GuidedDecoding | None, *, thinking: bool

@@ -129,7 +129,15 @@ class ChatTemplate:
             media=frozenset(kind for kind in MEDIA if parts and self._notices(name, kind)),
             arguments_as_text=arguments_as_text,
             no_content=no_content,
+            one_system=self._takes_one_system(name),
         )
+
+    def _takes_one_system(self, name: str) -> bool:
+        """Does it show one system message, but not two?"""
+        user, first, second = {"role": "user", "content": "U"}, f"{_PROBE} 1", f"{_PROBE} 2"
+        system = [{"role": "system", "content": text} for text in (first, second)]
+        both = self._attempt(name, [*system, user])
+        return first in self._attempt(name, [system[0], user]) and not (first in both and second in both)
 
     def _shows(self, name: str, text: str, content: Any) -> bool:
         """Does the text come out, and not as a printed Python list?"""

@@ -50,6 +50,15 @@ class ChunkFrame:
             return self.head + choice + self.tail
         return self.head + choice + b"]," + orjson.dumps(members)[1:] + b"\n\n"
 
+    def aside(self, members: Mapping[str, Any]) -> bytes:
+        """A chunk without a choice, in the midst of a stream."""
+        return (
+            self.head
+            + b"],"
+            + orjson.dumps({**members, "usage": None} if self._include_usage else members)[1:]
+            + b"\n\n"
+        )
+
     def closing(self, members: Mapping[str, Any]) -> bytes:
         """The chunk without a choice that ends a stream with its usage; nothing where there is nothing to say."""
         if self._include_usage:
@@ -188,7 +197,13 @@ class ChatDeltas(ChoiceDeltas):
     prompt_at_root = True
 
     def opening(self) -> bytes:
-        return self._frame.chunk(_opening(self._index, True), {})
+        return self._opened(speaks=True)
+
+    def _opened(self, *, speaks: bool) -> bytes:
+        """`speaks`: who answers will say something, and not only call."""
+        lead = self._form.lead
+        opening = self._frame.chunk(_opening(self._index, speaks or bool(lead)), {})
+        return opening + self._frame.chunk(orjson.dumps(_choice(self._index, self.body(lead))), {}) if lead else opening
 
     @staticmethod
     def body(text: str) -> dict[str, Any]:
@@ -223,11 +238,11 @@ class ReadChatDeltas(ChatDeltas):
         self._thoughts = count.reasoning = form.reading.count()
         self._bare = self._plain
         self._plain = False
-        self._silent = True
+        self._silent = not form.lead
         """Was no content told yet?"""
 
     def opening(self) -> bytes:
-        return self._frame.chunk(_opening(self._index, self._rules is None), {})
+        return self._opened(speaks=self._rules is None)
 
     def _feed_one(self, output: BackendOutput) -> bytes:
         if self.finished:
@@ -304,6 +319,7 @@ class StreamRenderer:
         counts = usage.choices
         self._choices = [deltas(form, index, counts[index], self._frame) for index in range(form.total())]
         self._started = False
+        self._preface = b""
 
     @classmethod
     def chat(cls, form: AnswerForm, usage: UsageCount) -> StreamRenderer:
@@ -313,12 +329,16 @@ class StreamRenderer:
     def completion(cls, form: AnswerForm, usage: UsageCount) -> StreamRenderer:
         return cls(form, usage, CompletionDeltas)
 
+    def announce(self, members: Mapping[str, Any]) -> None:
+        """They are told in a chunk of their own before the openings."""
+        self._preface = self._frame.aside(members)
+
     def start(self) -> bytes:
         """The openings, once; `feed` sends them by itself if nobody asked before."""
         if self._started:
             return b""
         self._started = True
-        return b"".join([choice.opening() for choice in self._choices])
+        return self._preface + b"".join([choice.opening() for choice in self._choices])
 
     def feed(self, index: int, outputs: Sequence[BackendOutput]) -> bytes:
         """The events of one read's outputs of choice `index`; b"" when they show nothing.

@@ -1,7 +1,7 @@
 """Which constraint a request puts on the text of its answer, said in one of a dozen ways.
 
-OpenAI says `response_format`, vLLM `structured_outputs` (until 0.11 `guided_*`), SGLang `regex` and `ebnf`. One
-constraint at most; two are refused rather than ranked.
+OpenAI says `response_format`, vLLM `structured_outputs` (until 0.11 `guided_*`), SGLang `regex`, `ebnf` and
+`json_schema`. One constraint at most; two are refused rather than ranked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ANY_OBJECT = {"type": "object"}
 _FIELDS = frozenset(
     {
         "response_format", "structured_outputs", "structural_tag", "guided_json", "guided_regex", "guided_choice",
-        "guided_grammar", "regex", "ebnf",
+        "guided_grammar", "regex", "ebnf", "json_schema",
     }
 )  # fmt: skip
 """The request's fields that may hold a constraint."""
@@ -74,6 +74,7 @@ def _from_fields(request: GenerationRequest) -> Iterator[Found]:
         ("structural_tag", "structural_tag", request.structural_tag),
         ("regex", "regex", request.regex),
         ("ebnf", "grammar", request.ebnf),
+        ("json_schema", "json", request.json_schema),
     ):
         if value is not None:
             yield field, kind, value

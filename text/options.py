@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from protocols.errors import ContextLengthExceeded
+from protocols.errors import ContextLengthExceeded, UnsupportedParameter
 from protocols.model_card import ModelCard
 from protocols.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from protocols.openai_errors import invalid
@@ -36,20 +36,43 @@ _REPORT_FIELDS = frozenset(
 _NOTHING_BESIDE = OutputOptions()
 
 
+_BYPASS = "x-bypass-remote-prefill"
+"""An annotation that Dynamo's workers take for its router's word."""
+
+
+def told_annotations(request: GenerationRequest) -> tuple[str, ...]:
+    """The client's annotations as workers are told them: without what only a router may say."""
+    extras = request.extras()
+    if extras is None or not extras.annotations:
+        return ()
+    return tuple(each for each in extras.annotations if not each.startswith(_BYPASS))
+
+
 def check_against(request: Request, card: ModelCard) -> None:
     """What only the model can tell. Raises InvalidRequest for what it cannot do, and for ids outside its vocabulary."""
+    extras = request.extras()
+    if extras is not None and extras.token_data:
+        check_vocabulary(extras.token_data, card.vocab_size, "tandem.token_data")
     if isinstance(request, CompletionRequest):
         if request.suffix:
-            raise invalid("suffix", "this model does not insert text before a suffix")
+            raise UnsupportedParameter("'suffix' is not supported: no engine inserts text before one", param="suffix")
         for index, prompt in enumerate(request.prompts()):
             if not isinstance(prompt, str):
                 whole = prompt is request.prompt
                 check_vocabulary(prompt, card.vocab_size, "prompt" if whole else f"prompt[{index}]")
-    elif request.modalities and "audio" in request.modalities:
-        raise invalid("modalities", "this model answers with text only")
+    else:
+        _check_chat(request)
     for key in request.logit_bias or ():
         if 0 < card.vocab_size <= int(key):
             raise _outside(f"logit_bias.{key}", int(key), card.vocab_size)
+
+
+def _check_chat(request: ChatCompletionRequest) -> None:
+    if request.modalities and "audio" in request.modalities:
+        raise invalid("modalities", "this model answers with text only")
+    for index, tool in enumerate(request.tools or ()):
+        if tool["type"] == "custom" and (tool["custom"].get("format") or {}).get("type") == "grammar":
+            raise invalid(f"tools[{index}].custom.format", "this model's calls cannot be bound to a grammar")
 
 
 def check_vocabulary(ids: Sequence[int], vocab_size: int, place: str) -> None:
@@ -64,27 +87,37 @@ def _outside(place: str, token_id: int, vocab_size: int) -> Exception:
 
 
 def wanted_tokens(request: Request, card: ModelCard) -> int | None:
-    """The longest answer asked for, in tokens: the request's word, the template's, the endpoint's default.
+    """The longest answer asked for, in tokens: the request's word, the template's, the endpoint's or model's default.
 
     None: as many as the context holds. Raises InvalidRequest when the shortest answer asked for is longer.
     """
     wanted = request.wanted_tokens()
     if wanted is None:
         wanted = card.template.max_completion_tokens
-    if wanted is None and isinstance(request, CompletionRequest):
-        wanted = COMPLETION_MAX_TOKENS
+    if wanted is None:
+        wanted = COMPLETION_MAX_TOKENS if isinstance(request, CompletionRequest) else _longest_by_default(card)
     if wanted is not None and request.min_tokens is not None and request.min_tokens > wanted:
         raise invalid("min_tokens", f"expected a value <= max_tokens ({wanted}), but got {request.min_tokens} instead")
     return wanted
 
 
+def _longest_by_default(card: ModelCard) -> int | None:
+    most = card.sampling_defaults.get("max_new_tokens")
+    return most if type(most) is int and most > 0 else None
+
+
 def budget(
-    prompt_tokens: int, max_tokens: int | None, context_length: int | None, *, param: str = "messages"
+    prompt_tokens: int,
+    max_tokens: int | None,
+    context_length: int | None,
+    *,
+    param: str = "messages",
+    clamp: bool = True,
 ) -> int | None:
     """How many tokens the answer may have: `max_tokens`, or less where the context ends earlier.
 
     None only when neither number is known. `param` is the field that holds the prompt. Raises ContextLengthExceeded
-    when the prompt leaves no room for an answer.
+    when the prompt leaves no room for an answer, and without `clamp` when it leaves none for `max_tokens`.
     """
     if context_length is None:
         return max_tokens
@@ -95,7 +128,16 @@ def budget(
             f"Shorten '{param}'.",
             param=param,
         )
-    return room if max_tokens is None else min(max_tokens, room)
+    if max_tokens is None:
+        return room
+    if max_tokens > room and not clamp:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context_length} tokens, but {prompt_tokens + max_tokens} are "
+            f"asked for: {prompt_tokens} of the prompt and {max_tokens} of the answer. Shorten '{param}', or ask for "
+            "less.",
+            param=param,
+        )
+    return min(max_tokens, room)
 
 
 def stop_conditions(request: Request, card: ModelCard, max_tokens: int | None) -> StopConditions:
@@ -138,6 +180,9 @@ def _max_thinking_tokens(request: GenerationRequest) -> int | None:
     extras = request.extras()
     if extras is not None and extras.max_thinking_tokens is not None:
         return extras.max_thinking_tokens
+    if request.thinking_token_budget is None and isinstance(request, ChatCompletionRequest) and request.thinking:
+        budget_tokens: int | None = request.thinking.get("budget_tokens")
+        return budget_tokens
     return request.thinking_token_budget
 
 
@@ -200,8 +245,8 @@ def output_options(request: Request) -> OutputOptions:
         logprobs = request.logprobs
         if request.echo and logprobs is not None:
             prompt = max(prompt or 0, logprobs)
-        if logprobs is None and request.candidates() > (request.n or 1):
-            logprobs = 0
+    if logprobs is None and request.candidates() > (request.n or 1):
+        logprobs = 0
     return OutputOptions(
         logprobs=logprobs,
         prompt_logprobs=prompt,
@@ -233,6 +278,11 @@ def routing_hints(request: Hinting) -> RoutingHints | None:
     if jump is None and hints is not None and hints.priority is not None:
         jump = max(0.0, float(hints.priority))
     said = RoutingHints(
+        backend_instance_id=extras.backend_instance_id,
+        prefill_worker_id=extras.prefill_worker_id,
+        decode_worker_id=extras.decode_worker_id,
+        dp_rank=extras.dp_rank,
+        prefill_dp_rank=extras.prefill_dp_rank,
         cache_namespace=extras.cache_salt or request.cache_salt,
         expected_output_tokens=None if hints is None else hints.osl,
         priority=priority,

@@ -87,6 +87,19 @@ class UsageCount:
         counted = [choice.reasoning.tokens for choice in self.choices if choice.reasoning is not None]
         return sum(counted) if counted else None
 
+    def differs(self) -> bool:
+        """Did an engine, of one attempt, count otherwise than we did: another prompt, or fewer ids than it sent?
+
+        More ids than were shown are no difference: it may not have known of a stop string.
+        """
+        for index, choice in enumerate(self.choices):
+            engine, ours = choice.engine, self._prompt_tokens[index // self._candidates]
+            if engine is None:
+                continue
+            if ours not in (None, engine.prompt_tokens) or engine.completion_tokens < choice.tokens:
+                return True
+        return False
+
     def _of(self, place: int) -> list[ChoiceCount]:
         return self.choices[place * self._candidates : (place + 1) * self._candidates]
 

@@ -254,7 +254,13 @@ class WorkerClient:
         self._connect_timeout_s = connect_timeout_s
         self._pools: dict[str, _Pool] = {}
         self._origins: dict[str, _Origin] = {}
+        self._keys: dict[str, str] = {}
         self._extra = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+
+    def authorize(self, url: str, key: str) -> None:
+        """From now on the worker at `url` is told this key."""
+        self._keys[url] = key
+        self._origins.pop(url, None)
 
     async def send(self, url: str, call: Call, reader: Reader, *, fresh: bool = False) -> Exchange:
         """Sends one call to the worker at `url`. Raises CannotConnect when it cannot be reached.
@@ -262,7 +268,7 @@ class WorkerClient:
         A pooled connection may turn out dead: `Exchange` then fails with Disconnected and no first byte; the caller
         sends once more with `fresh`.
         """
-        origin = self._origins.get(url) or self._origins.setdefault(url, _Origin(url))
+        origin = self._origins.get(url) or self._origins.setdefault(url, _Origin(url, self._keys.get(url)))
         request = origin.request(call, self._extra)
         pool = self._pools.get(url) or self._pools.setdefault(url, _Pool(asyncio.get_running_loop()))
         connection = None if fresh else pool.take()
@@ -303,11 +309,12 @@ class WorkerClient:
 
 
 class _Origin:
-    """A worker's URL, taken apart once."""
+    """A worker's URL, taken apart once, and the key to it."""
 
-    __slots__ = ("_heads", "base", "host", "host_header", "port", "tls")
+    __slots__ = ("_heads", "authorization", "base", "host", "host_header", "port", "tls")
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None) -> None:
+        self.authorization = f"authorization: Bearer {key}\r\n" if key is not None else ""
         parts = urlsplit(url)
         secure = parts.scheme == "https"
         self.host = parts.hostname or ""
@@ -328,5 +335,5 @@ class _Origin:
         """What all calls of a kind begin with. There are as many kinds as an adapter has routes."""
         return (
             f"{method} {self.base}{path} HTTP/1.1\r\nhost: {self.host_header}\r\n"
-            f"content-type: {content_type}\r\n{extra}"
+            f"content-type: {content_type}\r\n{extra}{self.authorization}"
         ).encode("latin-1")

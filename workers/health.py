@@ -212,6 +212,8 @@ class HealthMonitor:
     async def _ask(self, worker: Worker, probe: Probe) -> ProbeReply | Finding:
         """The reply, or what its absence says."""
         headers = {"content-type": "application/json"} if probe.body is not None else {}
+        if worker.api_key is not None:
+            headers["authorization"] = f"Bearer {worker.api_key}"
         body = bytearray()
         try:
             async with (

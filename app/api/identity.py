@@ -9,11 +9,11 @@ from collections.abc import Iterable
 PROCESSING_MS = b"openai-processing-ms"
 """The response header that says how long the gateway took, up to the head, in whole milliseconds."""
 MAX_LENGTH = 128
-_ALLOWED = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,%d}" % MAX_LENGTH)
+_ALLOWED = re.compile(rb"[!-~](?:[ -~]{0,%d}[!-~])?" % (MAX_LENGTH - 2))
 
 
 def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The client's `x-request-id` where it is short and plain, else a fresh one."""
+    """The client's `x-request-id` where it is short and of printable ASCII, else a fresh one."""
     for name, value in headers:
         if name == b"x-request-id" and _ALLOWED.fullmatch(value):
             return value

@@ -9,8 +9,8 @@ import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from pipeline.models import Model, TokenModel
 from protocols.errors import ModelNotFound
-from protocols.model_card import ModelCard
 from telemetry.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -24,17 +24,16 @@ def status_routes(gateway: Gateway) -> APIRouter:
     @router.get("/v1/models", summary="The models served, by all their names")
     @router.get("/v1/models/", include_in_schema=False)
     async def models() -> Response:
-        cards = [model.card for model in gateway.models.all()]
-        listed = [_model(card, name) for card in cards for name in card.names()]
+        listed = [_model(gateway, model, name) for model in gateway.models.all() for name in model.card.names()]
         return _json({"object": "list", "data": listed})
 
     @router.get("/v1/models/{name:path}", summary="One model; its name may hold slashes, encoded or not")
     async def model(name: str) -> Response:
         wanted = unquote(name).rstrip("/")
-        found = next((m.card for m in gateway.models.all() if wanted in m.card.names()), None)
+        found = next((model for model in gateway.models.all() if wanted in model.card.names()), None)
         if found is None:
             raise ModelNotFound(f"The model '{wanted[:256]}' does not exist.", param="model")
-        return _json(_model(found, wanted))
+        return _json(_model(gateway, found, wanted))
 
     @router.get("/health", summary="Which models can be served, and why not; 503 when none can")
     async def health() -> Response:
@@ -51,13 +50,17 @@ def status_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
-def _model(card: ModelCard, name: str) -> dict[str, Any]:
-    model: dict[str, Any] = {"id": name, "object": "model", "created": card.created, "owned_by": "tandem"}
+def _model(gateway: Gateway, model: Model, name: str) -> dict[str, Any]:
+    """`max_model_len`: what requests are held to now, by the configuration, the model's files and its workers."""
+    card = model.card
+    told: dict[str, Any] = {"id": name, "object": "model", "created": card.created, "owned_by": "tandem"}
     if name != card.name:
-        model |= {"root": card.name, "parent": card.name}
-    if card.context_length is not None:
-        model["max_model_len"] = card.context_length
-    return model
+        told |= {"root": card.name, "parent": card.name}
+    known = model.preprocessor.context_length() if isinstance(model, TokenModel) else None
+    longest = known or gateway.registry.context_length(card.name)
+    if longest is not None:
+        told["max_model_len"] = longest
+    return told
 
 
 def _health(gateway: Gateway) -> tuple[dict[str, Any], int]:

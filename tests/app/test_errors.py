@@ -24,6 +24,7 @@ KINDS = [kind for kind in family(GatewayError) if kind not in ABSTRACT and kind.
 STATUSES = {
     "InvalidRequest": (400, "invalid_request_error", None),
     "ContextLengthExceeded": (400, "invalid_request_error", "context_length_exceeded"),
+    "UnsupportedParameter": (400, "invalid_request_error", "unsupported_parameter"),
     "ModelNotFound": (404, "invalid_request_error", "model_not_found"),
     "NotFound": (404, "invalid_request_error", None),
     "MethodNotAllowed": (405, "invalid_request_error", None),

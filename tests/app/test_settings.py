@@ -29,6 +29,10 @@ def load(file: Path, text: str, environ: Mapping[str, str] = {}, **server: Any) 
     return load_settings(file, {("server", key): (value, f"--{key}") for key, value in server.items()}, environ)
 
 
+def said_of_model(keys: str) -> str:
+    return MODEL.replace("name: m,", f"name: m, {keys},")
+
+
 def problems(file: Path, text: str, environ: Mapping[str, str] = {}) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load(file, text, environ)
@@ -75,6 +79,7 @@ models:
         lease_s: 12
         context_length: 2048
         taints: [gpu]
+        api_key: sk-1
 """,
     )
     model = settings.models[0]
@@ -92,9 +97,37 @@ models:
         lease_s=12.0,
         context_length=2048,
         taints=frozenset({"gpu"}),
+        api_key="sk-1",
     )
     assert (model.aliases, model.context_length, model.router.mode) == (["n", "o/p"], 4096, "least-loaded")
     assert model.template() == RequestTemplate(temperature=0.5, max_completion_tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("said", "used"),
+    [
+        ("{}", {"top_k": 20, "top_p": 0.8}),
+        ("{top_p: 0.5, min_p: 0.1, temperature: 0.3}", {"top_k": 20, "top_p": 0.5, "min_p": 0.1}),
+    ],
+)
+def test_the_operators_defaults_win_over_the_models(file: Path, said: str, used: dict[str, float]) -> None:
+    model = load(file, said_of_model(f"defaults: {said}")).models[0]
+
+    assert model.sampling_defaults({"top_k": 20, "top_p": 0.8}) == used
+
+
+def test_a_models_own_defaults_can_be_ignored(file: Path) -> None:
+    model = load(file, said_of_model("generation_config: ignore, defaults: {top_k: 5}")).models[0]
+
+    assert model.sampling_defaults({"top_k": 20, "top_p": 0.8}) == {"top_k": 5}
+
+
+def test_a_workers_key_is_shown_nowhere(file: Path) -> None:
+    settings = load(file, "models: [{name: m, path: /m, workers: [{url: 'http://a:1', engine: vllm, api_key: sk-1}]}]")
+    wrong = worker_problems(file, "{url: 'http://a:1', engine: vllm, api_key: 'sk 1'}")
+
+    assert "sk-1" not in repr(settings) + repr(settings.workers_of(settings.models[0]))
+    assert "sk 1" not in "".join(wrong)
 
 
 def test_a_models_served_name_is_its_workers_default(file: Path) -> None:

@@ -70,5 +70,5 @@ def test_what_an_engine_cannot_do_is_refused_by_its_parameter(house: House, mode
     assert refused(house, row.route, model, {**row.fields, "stream": stream}) == (
         400,
         row.unable[engine_of(model)],
-        None,
+        "unsupported_parameter",
     )

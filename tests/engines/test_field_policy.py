@@ -108,9 +108,12 @@ def test_no_field_stands_in_two_tables(policy: FieldPolicy):
 
 
 @pytest.mark.parametrize("policy", [VLLM, SGLANG])
-def test_a_field_that_nobody_knows_does_not_pass(policy: FieldPolicy):
+def test_a_field_that_nobody_knows_is_no_sampling_parameter(policy: FieldPolicy):
+    asked = request(extra_body={"no_such_field": 1, "bootstrap_host": "evil", "watermark": 2, "n": 3})
+
     assert policy.table_of("no_such_field") is None
-    assert policy.passing(request(extra_body={"no_such_field": 1})) == {}
+    assert "no_such_field" not in policy.passing(asked)
+    assert policy.unknown(asked) == {"no_such_field": 1}
 
 
 def test_null_means_absent():

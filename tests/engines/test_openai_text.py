@@ -64,8 +64,8 @@ def test_the_request_passes_as_it_is_under_the_workers_name_for_the_model(golden
     ["kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_room", "room",
      "data_parallel_rank", "routed_dp_rank", "decode_tp_size", "rid", "request_id", "session_id", "session_params",
      "routing_key", "lora_path", "lora_request", "custom_logit_processor", "custom_params", "vllm_xargs", "kv_hints",
-     "input_ids", "input_embeds", "image_data", "truncate_prompt_tokens", "stream_interval", "return_token_ids",
-     "priority", "labels", "tandem", "nvext", "chat_template"],
+     "input_ids", "input_embeds", "image_data", "stream_interval", "priority", "labels", "tandem", "nvext",
+     "chat_template"],
 )  # fmt: skip
 def test_rule_7_what_steers_a_worker_does_not_pass(field):
     call = forward_call({"model": "demo", "messages": [], field: "x"}, WORKER, "/v1/chat/completions")
@@ -76,7 +76,8 @@ def test_rule_7_what_steers_a_worker_does_not_pass(field):
 @pytest.mark.parametrize(
     "field",
     ["prompt", "messages", "documents", "modalities", "temperature", "n", "best_of", "logit_bias", "tools", "user",
-     "response_format", "prompt_cache_key", "chat_template_kwargs", "mirostat", "cache_prompt", "top_k"],
+     "response_format", "prompt_cache_key", "chat_template_kwargs", "mirostat", "cache_prompt", "top_k",
+     "return_token_ids", "return_routed_experts", "truncate_prompt_tokens", "stream_reasoning", "mm_processor_kwargs"],
 )  # fmt: skip
 def test_what_is_asked_passes_whether_we_know_it_or_not(field):
     call = forward_call({"model": "demo", field: [1, {"a": None}]}, WORKER, "/v1/completions")

@@ -117,6 +117,13 @@ def test_without_a_limit_of_its_own_an_answer_may_fill_the_context_less_one(leng
     assert body["sampling_params"]["max_new_tokens"] == expected
 
 
+def test_an_answer_is_never_asked_to_be_longer_than_the_context_has_room_for():
+    # SGLang refuses a request that does not fit; it does not shorten the answer.
+    body = answer_body(adapter(context_length=20), request(stop={"max_tokens": 64}))
+
+    assert body["sampling_params"]["max_new_tokens"] == 17
+
+
 @pytest.mark.parametrize(
     ("guided", "expected"),
     [
@@ -285,7 +292,6 @@ def test_a_clients_fields_pass_by_the_table_to_both_legs_alike():
     asked = request(
         extra_body={
             "spaces_between_special_tokens": False,
-            "json_schema": {"type": "object"},
             "bootstrap_host": "evil",
             "http_worker_ipc": "ipc:///evil",
             "rid": "mine",
@@ -299,10 +305,11 @@ def test_a_clients_fields_pass_by_the_table_to_both_legs_alike():
 
     bodies = prefill_body(adapter(), asked), answer_body(adapter(), asked)
 
-    passed = {"spaces_between_special_tokens": False, "json_schema": '{"type":"object"}'}
+    passed = {"spaces_between_special_tokens": False}
     plain = prefill_body(adapter(), request(bootstrap_info=TIED)), answer_body(adapter(), request(bootstrap_info=TIED))
     for body, without in zip(bodies, plain, strict=True):
-        assert body == {**without, "sampling_params": {**without["sampling_params"], **passed}}
+        # SGLang ignores what it does not know.
+        assert body == {**without, "no_such_field": 1, "sampling_params": {**without["sampling_params"], **passed}}
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,8 @@ def test_a_clients_fields_pass_by_the_table_to_both_legs_alike():
         plain = answer_body(chosen, request()), prefill_body(chosen, request())
         inner = [body.get("sampling_params", body) for body in bodies]
         assert [told.pop("bad_words") for told in inner] == [["no"], ["no"]]
+        # vLLM ignores what it does not know.
+        assert [body.pop("no_such_field") for body in bodies] == [1, 1]
         assert bodies == plain
 
 

@@ -17,7 +17,7 @@ from protocols.errors import (
     WorkerMisconfigured,
 )
 from protocols.worker import Engine, Role, WorkerTraits
-from tests.engine_calls import worker
+from tests.engine_calls import IDS, body_of, request, worker
 from tests.golden_files import recording
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
@@ -194,3 +194,15 @@ def test_a_failed_load_of_the_kv_is_the_pairs_failure_and_no_overload():
     error = adapter(Role.DECODE).rejection(503, refusal("please retry", "ServiceUnavailableError", 503))
 
     assert (type(error), error.blame) == (EngineFailure, Blame.PAIR)
+
+
+@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
+def test_a_server_without_priorities_is_asked_again_without_one(path):
+    told = refusal("Got priority -5 but Priority scheduling is not enabled.", "BadRequestError", 400)
+
+    learnt = adapter(traits=WorkerTraits(generate=True)).learn(Call(path), 400, told)
+    assert learnt is not None
+    again = VllmAdapter(learnt, "m")
+
+    assert (learnt.traits.priority_sign, again.learn(Call(path), 400, told)) == (0, None)
+    assert "priority" not in body_of(again.generate_call(request(routing={"priority": 5}), IDS))

@@ -10,6 +10,7 @@ from protocols.errors import (
     EngineFailure,
     InvalidRequest,
     NoAvailableWorkers,
+    UnsupportedParameter,
     WorkerFailure,
     WorkerMisconfigured,
 )
@@ -138,14 +139,73 @@ async def test_a_worker_is_counted_busy_from_its_choice_to_its_end(rig: Rig) -> 
     assert rig.loads.of(worker.id).decode == 0
 
 
+SALTED = {"routing": {"cache_namespace": "tenant"}}
+
+
 async def test_an_engine_that_cannot_honour_a_parameter_counts_nothing(rig: Rig) -> None:
     worker = await rig.scripted(Sglang, Role.AGGREGATED)
 
-    with pytest.raises(InvalidRequest) as raised:
+    with pytest.raises(UnsupportedParameter) as raised:
         rig.router.reserve(request_of(prompt_embeds="AAAA"), Leg.DECODE, rig.context(), alone=True)
 
     assert raised.value.param == "prompt_embeds"
     assert rig.loads.of(worker.id).total == 0
+    assert rig.seen.refusals == [raised.value]
+
+
+async def test_in_a_mixed_model_only_capable_workers_are_asked(rig: Rig) -> None:
+    trtllm = [await rig.scripted(Trtllm, Role.AGGREGATED) for _ in range(3)]
+    vllm = await rig.scripted(Vllm, Role.AGGREGATED)
+
+    chosen = [
+        rig.router.reserve(request_of(**SALTED), Leg.DECODE, rig.context(), alone=True).worker.id for _ in range(8)
+    ]
+
+    assert chosen == [vllm.id] * 8
+    assert [rig.loads.of(worker.id).total for worker in trtllm] == [0, 0, 0]
+
+
+async def test_a_parameter_that_nobody_can_honour_is_refused_though_all_are_busy(rig: Rig) -> None:
+    worker = rig.absent(Trtllm, Role.AGGREGATED)
+    rig.registry.cool(worker.id, 60.0, "overloaded")
+
+    with pytest.raises(UnsupportedParameter) as raised:
+        rig.router.reserve(request_of(**SALTED), Leg.DECODE, rig.context(), alone=True)
+
+    assert raised.value.param == "cache_salt"
+
+
+async def test_a_capable_worker_that_is_away_is_waited_for(rig: Rig) -> None:
+    await rig.scripted(Trtllm, Role.AGGREGATED)
+    away = rig.absent(Vllm, Role.AGGREGATED)
+    rig.registry.cool(away.id, 60.0, "gone")
+
+    with pytest.raises(NoAvailableWorkers):
+        rig.router.reserve(request_of(**SALTED), Leg.DECODE, rig.context(), alone=True)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 8])
+async def test_no_leg_is_sent_to_a_pair_that_cannot_honour_a_parameter(rig: Rig, max_tokens: int) -> None:
+    prefill, decode = await rig.pair(Trtllm)
+    whole = await rig.scripted(Vllm, Role.AGGREGATED)
+    asked = rig.ask(request_of(**SALTED, stop={"max_tokens": max_tokens}))
+
+    call = await whole.call()
+    await call.stream(Vllm().whole(FIRST))
+    await call.end()
+    await asked.ends()
+
+    assert (prefill.paths, decode.paths) == ([], [])
+    assert rig.held(asked.context) == {}
+
+
+async def test_a_pair_that_cannot_honour_a_parameter_is_refused_before_prefill(rig: Rig) -> None:
+    prefill, _ = await rig.pair(Trtllm)
+
+    error = await rig.ask(request_of(**SALTED)).fails()
+
+    assert isinstance(error, UnsupportedParameter)
+    assert prefill.paths == []
 
 
 async def test_a_failure_of_the_pair_excludes_both_workers(rig: Rig) -> None:

@@ -119,6 +119,10 @@ def test_deprecated_functions_reach_the_template_as_tools():
     assert request.template_tools() == [{"type": "function", "function": {"name": "ping", "parameters": {}}}]
 
 
+def shell(**more):
+    return {"type": "custom", "custom": {"name": "shell", **more}}
+
+
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
@@ -191,6 +195,10 @@ def test_deprecated_functions_reach_the_template_as_tools():
             },
             "tool_choice.allowed_tools.tools[1].name",
         ),
+        ({"tools": [PING], "tool_choice": {"type": "custom", "custom": {"name": "ping"}}}, "tool_choice.custom.name"),
+        ({"tools": [shell(format="text")]}, "tools[0].custom.format"),
+        ({"tools": [shell(format={"type": "json"})]}, "tools[0].custom.format.type"),
+        ({"tools": [shell(format={"type": "grammar"})]}, "tools[0].custom.format.grammar.definition"),
         ({"functions": [{}]}, "functions[0].name"),
         ({"function_call": "required"}, "function_call"),
         ({"response_format": {}}, "response_format.type"),

@@ -279,6 +279,41 @@ def test_stream_options_are_for_streams():
     assert error.param == "stream_options.include_usage"
 
 
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"thinking": True}, "thinking"),
+        ({"thinking": {}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": "9"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+        ({"include_reasoning": "no"}, "include_reasoning"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncation_side": "middle"}, "truncation_side"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 21}, "best_of"),
+    ],
+)
+def test_a_faulty_extension_is_refused_at_its_place(fields, place):
+    assert refused(chat, **fields).param == place
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({}, None),
+        ({"thinking": None, "reasoning_effort": "low"}, None),
+        ({"reasoning_effort": "none"}, False),
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}, "reasoning_effort": "none"}, True),
+        ({"thinking": {"type": "adaptive"}}, None),
+    ],
+)
+def test_whether_to_think_is_said_in_two_ways(fields, thinks):
+    assert chat(**fields).thinks() is thinks
+
+
 # ---- our own extras
 
 
@@ -294,9 +329,21 @@ def test_extras_are_read_under_our_name_and_dynamos(name):
     assert extras.agent_hints.osl == 5
 
 
+@pytest.mark.parametrize("worker_id", [2**63 + 5, str(2**63 + 5)])
+def test_a_worker_is_named_by_its_number_or_by_its_digits(worker_id):
+    assert completion(tandem={"backend_instance_id": worker_id}).extras().backend_instance_id == 2**63 + 5
+
+
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
+        ({"tandem": {"token_data": ["x"]}}, "tandem.token_data[0]"),
+        ({"tandem": {"token_data": [-1]}}, "tandem.token_data[0]"),
+        ({"tandem": {"extra_fields": "timing"}}, "tandem.extra_fields"),
+        ({"tandem": {"backend_instance_id": "w1"}}, "tandem.backend_instance_id"),
+        ({"tandem": {"prefill_worker_id": -1}}, "tandem.prefill_worker_id"),
+        ({"tandem": {"decode_worker_id": 2**64}}, "tandem.decode_worker_id"),
+        ({"tandem": {"dp_rank": 2**32}}, "tandem.dp_rank"),
         ({"tandem": {"zzz": 1}}, "tandem.zzz"),
         ({"tandem": []}, "tandem"),
         ({"nvext": {"annotations": "x"}}, "nvext.annotations"),
@@ -307,6 +354,11 @@ def test_extras_are_read_under_our_name_and_dynamos(name):
 )
 def test_a_faulty_extra_is_refused_at_its_place(fields, place):
     assert refused(chat, **fields).param == place
+
+
+def test_token_data_is_for_one_prompt():
+    assert refused(completion, prompt=["a", "b"], tandem={"token_data": [5]}).param == "tandem.token_data"
+    assert completion(prompt="a", tandem={"token_data": [5]}).extras().token_data == [5]
 
 
 # ---- prompts

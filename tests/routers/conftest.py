@@ -31,12 +31,13 @@ def candidate() -> CandidateMaker:
         pair_key: tuple[object, ...] = (),
         cool_s: float | None = None,
         role: Role = Role.DECODE,
+        engine: Engine = Engine.VLLM,
         **worker: Any,
     ) -> Candidate:
         load = Load()
         for _ in range(in_flight):
             Reservation(worker_id, Leg.DECODE, load)
-        server = Worker(worker_id, f"http://w{worker_id}:8000", Engine.VLLM, role, **worker)
+        server = Worker(worker_id, f"http://w{worker_id}:8000", engine, role, **worker)
         return Candidate(server, load, status, alone, pair_key, cool_s)
 
     return make

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.errors import InvalidRequest, NoAvailableWorkers, Overloaded
+from protocols.errors import InvalidRequest, NoAvailableWorkers, Overloaded, UnsupportedParameter
 from protocols.preprocessed import RoutingConstraints, RoutingHints
-from protocols.worker import Leg, Role
+from protocols.worker import Engine, Leg, Role
 from routers.base import Profile, Query, Status, choose
 from routers.filters import (
     AllowedWorkers,
+    Capable,
     DpRank,
     NotBusy,
     NotFailed,
@@ -44,6 +45,8 @@ def chain(candidates, query, **options):
         (PinnedWorker(), decode()),
         (DpRank(), decode(dp_rank=0)),
         (RequiredTaints(), decode(routing_constraints=RoutingConstraints())),
+        (Capable(), decode()),
+        (Capable(), Query(Leg.DECODE, incapable={9: "bad_words"})),
         (PartOfAPair(), decode()),
         (SamePair(), decode()),
         (NotFailed(), Query(Leg.DECODE, excluded=frozenset({9}))),
@@ -202,3 +205,19 @@ def test_a_suspect_serves_only_when_nobody_better_is_left(candidate):
 
     assert chain([suspect, candidate(2)], decode()).casualties == {"suspect": (1,)}
     assert chain([suspect], decode()).worker.id == 1
+
+
+def test_only_workers_that_can_honour_the_request_are_left(candidate):
+    query = Query(Leg.DECODE, incapable={1: "bad_words", 3: "bad_words"})
+
+    assert ids(Capable()([candidate(1), candidate(2), candidate(3)], query)) == [2]
+
+
+def test_what_nobody_can_honour_is_refused_before_anybody_is_waited_for(candidate):
+    busy = [candidate(1, engine=Engine.TRTLLM, status=Status.BUSY), candidate(2, engine=Engine.SGLANG)]
+
+    with pytest.raises(UnsupportedParameter) as raised:
+        chain(busy, Query(Leg.DECODE, incapable={1: "bad_words", 2: "bad_words"}))
+
+    assert (raised.value.param, raised.value.code) == ("bad_words", "unsupported_parameter")
+    assert "(trtllm, sglang)" in raised.value.message

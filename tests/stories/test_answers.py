@@ -82,6 +82,25 @@ def test_a_streamed_chat_opens_with_the_role_and_closes_with_the_finish(house: H
     assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
 
 
+@pytest.mark.parametrize("model", ["pair-vllm", "pair-trtllm"])
+def test_streamed_choices_tell_their_own_logprobs(house: House, model: str) -> None:
+    asked = {"model": model, "messages": CHAT, "n": 2, "max_tokens": 6, "temperature": 1, "seed": 7, "logprobs": True}
+
+    whole = house.sdk.chat.completions.create(**asked)
+    told: dict[int, list[str]] = {0: [], 1: []}
+    for chunk in house.sdk.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            told[choice.index] += [token.token for token in (choice.logprobs and choice.logprobs.content) or ()]
+
+    assert told == {
+        choice.index: [token.token for token in choice.logprobs.content or ()]
+        for choice in whole.choices
+        if choice.logprobs
+    }
+    assert [len(tokens) for tokens in told.values()] == [6, 6]
+    assert told[0] != told[1]
+
+
 @pytest.mark.parametrize("model", TOKEN_MODELS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_shape_of_prompt_is_answered_in_its_order(house: House, model: str, stream: bool) -> None:
@@ -219,3 +238,36 @@ def test_an_answer_carries_the_name_that_was_asked_for(house: House, name: str, 
         told = {house.sdk.chat.completions.create(**request).model}
 
     assert told == {name}
+
+
+@pytest.mark.parametrize("model", ["solo-vllm", "solo-sglang", "solo-trtllm", "solo-native", "solo-openai"])
+def test_what_the_worker_has_said_is_with_the_client_before_it_says_more(house: House, model: str) -> None:
+    house.call(house.workers(model)[0].faults.add, "silence@token:3")
+    wire = house.wire()
+    wire.post("/v1/completions", {"model": model, "prompt": PROMPT, "max_tokens": 9, "temperature": 0, "stream": True})
+
+    events = events_of(wire.first_events(3))
+
+    assert (events.text(), events.done) == (answer(PROMPT, 3), 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/completions/"])
+@pytest.mark.parametrize("model", ["pair-vllm", "pair-sglang", "pair-trtllm"])
+def test_a_pairs_whole_answer_is_json_by_its_content_type(house: House, model: str, path: str) -> None:
+    reply = house.http.post(path, json={"model": model, "prompt": PROMPT, "max_tokens": 3})
+
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "application/json")
+
+
+@pytest.mark.parametrize("model", TOKEN_MODELS)
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop": [answer(PROMPT, 8)[9:12]]}, {"echo": True, "max_tokens": 0}, {"n": 2, "seed": 1}], ids=str
+)
+def test_the_engine_counts_as_we_do(house: House, model: str, fields: dict[str, Any]) -> None:
+    before = house.count("usage_differences")
+    body = {"model": model, "prompt": [PROMPT, "Another."], "max_tokens": 8, **fields}
+
+    replies = [house.http.post("/v1/completions", json={**body, "stream": stream}) for stream in (True, False)]
+
+    assert [reply.status_code for reply in replies] == [200, 200]
+    assert house.count("usage_differences") == before

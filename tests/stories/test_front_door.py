@@ -177,6 +177,11 @@ def test_the_client_retrieves_a_model_whose_name_has_a_slash(house: House) -> No
     assert house.sdk.models.retrieve("org/demo-8b").id == "org/demo-8b"
 
 
+@pytest.mark.parametrize("model", ["solo-vllm", "pair-sglang", "solo-openai"])
+def test_a_model_tells_how_much_its_workers_hold(house: House, model: str) -> None:
+    assert house.http.get(f"/v1/models/{model}").json()["max_model_len"] == 8192
+
+
 def test_an_unknown_model_is_404_by_name(house: House) -> None:
     with house.wire() as wire:
         error = assert_envelope(wire.get("/v1/models/no/such"), 404)

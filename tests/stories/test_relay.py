@@ -26,6 +26,7 @@ class Upstream:
     def __init__(self, reply: bytes, *, status: int = 200, kind: str = "application/json", **headers: str) -> None:
         self.asked: list[Any] = []
         self.headers: list[dict[str, str]] = []
+        self.keys_of_probes: list[str | None] = []
         self.reply = reply
         self.status = status
         self.more = {"content-type": kind, **{name.replace("_", "-"): value for name, value in headers.items()}}
@@ -38,6 +39,7 @@ class Upstream:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                upstream.keys_of_probes.append(self.headers["authorization"])
                 self._send(200, b'{"object": "list", "data": [{"id": "upstream-name", "object": "model"}]}', {})
 
             def do_POST(self) -> None:
@@ -68,10 +70,15 @@ class Upstream:
 
 
 def asked_through(
-    open_house: OpenHouse, upstream: Upstream, body: Any, path: str = "/v1/chat/completions", **headers: str
+    open_house: OpenHouse,
+    upstream: Upstream,
+    body: Any,
+    path: str = "/v1/chat/completions",
+    worker: Any = None,
+    **headers: str,
 ) -> Reply:
     with upstream.listening() as url:
-        house = open_house(outside=[{"name": "far", "workers": [{"url": url, "engine": "openai"}]}])
+        house = open_house(outside=[{"name": "far", "workers": [{"url": url, "engine": "openai", **(worker or {})}]}])
         wire = house.wire()
         wire.post(path, body, **headers)
         return wire.reply()
@@ -139,6 +146,68 @@ def test_what_is_between_the_client_and_us_is_not_passed_on(open_house: OpenHous
     assert set(ours).isdisjoint(asked)
 
 
+CLIENTS = {
+    "accept-encoding": "gzip, br",
+    "cookie": "a=b",
+    "x-vllm-priority": "-9",
+    "x-session-id": "theirs",
+    "x-request-id": "theirs",
+    "x-tandem-explain": "1",
+    "x-forwarded-for": "10.0.0.1",
+}
+
+
+def test_no_header_of_the_clients_reaches_a_server_and_none_of_the_servers_the_client(open_house: OpenHouse) -> None:
+    upstream = Upstream(whole(), set_cookie="c=d", etag="1", content_language="xx")
+
+    reply = asked_through(open_house, upstream, CHAT, **CLIENTS)
+
+    assert [set(headers) for headers in upstream.headers] == [{"host", "content-type", "content-length"}]
+    assert [reply.count(name) for name in ("set-cookie", "etag", "content-language", "content-encoding")] == [0] * 4
+    assert reply.header("content-type") == "application/json"
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, PICTURE]}]},
+        ),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "return_routed_experts": True}),
+        ("/v1/completions", {"prompt": ["a", "b"]}),
+        ("/v1/completions", {"prompt": [1, 2, 3]}),
+        ("/v1/completions", {"prompt": [[1, 2], [3]], "return_token_ids": True}),
+    ],
+)
+def test_every_shape_of_what_is_asked_passes_as_it_is(open_house: OpenHouse, path: str, said: dict[str, Any]) -> None:
+    upstream = Upstream(whole())
+
+    asked_through(open_house, upstream, {"model": "far", **said}, path)
+
+    assert upstream.asked == [{"model": "upstream-name", **said}]
+
+
+def test_a_server_is_told_its_own_key_and_not_the_clients(open_house: OpenHouse) -> None:
+    upstream = Upstream(whole())
+
+    asked_through(open_house, upstream, CHAT, worker={"api_key": "sk-ours"}, authorization="Bearer sk-theirs")
+
+    assert [headers["authorization"] for headers in upstream.headers] == ["Bearer sk-ours"]
+    assert set(upstream.keys_of_probes) == {"Bearer sk-ours"}
+
+
+def test_a_tenant_s_header_salts_what_the_server_is_asked(open_house: OpenHouse) -> None:
+    upstream = Upstream(whole())
+
+    asked_through(open_house, upstream, {**CHAT, "cache_salt": "mine"}, **{"x-tenant-id": "theirs"})
+
+    assert upstream.asked[0]["cache_salt"] == "theirs"
+
+
 # ---- answers
 
 
@@ -160,6 +229,19 @@ def test_what_we_do_not_know_of_an_answer_survives(open_house: OpenHouse) -> Non
     assert reply.header("x-request-id") == "trace-1"
     assert reply.count("x-powered-by") == reply.count("server") == 0
     assert reply.count("date") == 1
+
+
+@pytest.mark.parametrize("said", [{"reasoning_content": "Hm."}, {"tool_calls": [{"index": 0}]}, {"content": "Hi."}])
+def test_the_first_that_is_told_counts_as_the_first_token_whatever_it_is(
+    open_house: OpenHouse, said: dict[str, Any]
+) -> None:
+    chunks = [chunk({"role": "assistant", "content": ""}), chunk(said), chunk({}, "stop"), b"[DONE]"]
+    upstream = Upstream(b"".join(b"data: " + each + b"\n\n" for each in chunks), kind="text/event-stream")
+    asked = {**CHAT, "stream": True, "tandem": {"extra_fields": ["timing"]}}
+
+    *_, last, done = asked_through(open_house, upstream, asked).body.split(b"data: ")
+
+    assert (orjson.loads(last)["tandem"]["timing"]["ttft_ms"] > 0, done) == (True, b"[DONE]\n\n")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -23,7 +23,7 @@ def posted(house: House, body: Any, **headers: str) -> Reply:
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM, {**BODY, "prompt": 5}, {**BODY, "model": "nobody"}, b"{"])
-@pytest.mark.parametrize("name", ["trace-1", "a" * 128, "0b3c/7=+.:@_"])
+@pytest.mark.parametrize("name", ["trace-1", "a" * 128, "0b3c/7=+.:@_", "two words", "a,b;<c>"])
 def test_a_sane_id_of_the_client_comes_back(house: House, body: Any, name: str) -> None:
     assert posted(house, body, **{"x-request-id": name}).header("x-request-id") == name
 
@@ -37,7 +37,7 @@ def test_it_comes_back_from_every_route(house: House, path: str, method: str) ->
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", "a" * 129, "two words", "a,b", "a;b", "<script>", "caf\xe9", "tab\there", "x" * 60_000],
+    ["", " ", "a" * 129, "caf\xe9", "tab\there", "x" * 60_000],
     ids=lambda name: repr(name[:12]),
 )
 def test_an_odd_id_is_replaced_by_one_of_our_own(house: House, name: str) -> None:

@@ -19,6 +19,7 @@ CHAT: Any = [{"role": "user", "content": "What is the weather in Paris, and what
 BOTH = [WEATHER, TIME]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>'
 WRITTEN = '\n\n{"name": "get_weather", '
+SHELL_CALL = json.dumps({"name": "shell", "arguments": {"input": 'ls -l "$HOME"'}})
 THOUGHTS = "<think>\nThe user asks for Paris.\n</think>\n\n"
 FORCED = '[{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}]'
 CHANNELS = (
@@ -50,6 +51,8 @@ def callers() -> Iterator[House]:
         *(saying(name, sample.two, tool_call_parser=sample.parser) for name, sample in MARKUPS.items()),
         *(pair(engine, f"calls-{engine}", prefill=1, decode=1, reply=f"Let me see.\n{CALL}") for engine in ENGINES),
         saying("thinks-and-calls", THOUGHTS + CALL),
+        saying("shells", f"<tool_call>\n{SHELL_CALL}\n</tool_call>"),
+        saying("shells-bound", '{"input": "ls -l \\"$HOME\\""}'),
         saying("thinks", f"{THOUGHTS}It rains."),
         saying("says", "It rains."),
         saying("bound", FORCED),
@@ -150,6 +153,29 @@ def test_the_clients_stream_helper_gathers_the_calls(house: House, model: str) -
     assert calls_of(message)[0] == WEATHER
     done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
     assert [event.name for event in done] == [name for name, _ in calls_of(message)]
+
+
+# ---- custom tools
+
+SHELL = {"type": "custom", "custom": {"name": "shell", "description": "Runs a command."}}
+
+
+@pytest.mark.parametrize("model", ["shells", "shells-bound"])
+def test_a_custom_tool_is_called_with_an_input(house: House, model: str) -> None:
+    choice = {"type": "custom", "custom": {"name": "shell"}} if model == "shells-bound" else "auto"
+    asked = {"messages": CHAT, "tools": [SHELL], "tool_choice": choice, "temperature": 0}
+
+    answered = house.sdk.chat.completions.create(model=model, **asked).choices[0]
+    chunks = [chunk.choices[0] for chunk in house.sdk.chat.completions.create(model=model, stream=True, **asked)]
+
+    (call,) = answered.message.tool_calls
+    assert (call.type, call.custom.name, call.custom.input) == ("custom", "shell", 'ls -l "$HOME"')
+    assert call.id
+    told = [call.model_dump(exclude_unset=True) for each in chunks for call in each.delta.tool_calls or ()]
+    assert (told[0]["type"], told[0]["custom"]) == ("custom", {"name": "shell", "input": ""})
+    assert all(call.keys() == {"index", "custom"} for call in told[1:])
+    assert "".join(call["custom"]["input"] for call in told) == call.custom.input
+    assert chunks[-1].finish_reason == answered.finish_reason
 
 
 # ---- the stream's shape

@@ -116,6 +116,13 @@ class Wire:
         else:
             yield from self._rest()
 
+    def first_events(self, count: int) -> bytes:
+        """The beginning of the next response, a stream, as soon as so many of its events have come."""
+        read, pieces = b"", self.pieces(self.head())
+        while read.count(b"data: ") < count:
+            read += next(pieces)
+        return read
+
     def closed(self) -> bool:
         """Has the other side closed, with nothing more to read?"""
         try:
@@ -210,7 +217,7 @@ def _take(events: Events, chunk: dict[str, Any]) -> None:
         assert set(chunk["error"]) == {"message", "type", "param", "code"}
         events.error = chunk["error"]
         return
-    assert chunk["choices"] or chunk.get("usage") or chunk.get("tandem"), "an empty chunk"
+    assert chunk["choices"] or chunk.get("usage") or chunk.keys() & {"tandem", "nvext"}, "an empty chunk"
     for choice in chunk["choices"]:
         opening = choice.get("delta", {}).get("role") is not None
         assert opening or _tells(choice, events) or choice["finish_reason"], f"an empty choice: {choice}"

@@ -223,6 +223,38 @@ def test_a_developer_is_a_system_message_to_a_template_that_knows_none(source: s
     assert text_of(source, [{"role": "developer", "content": "d"}]) == role
 
 
+STRICT = (
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}|{% set rest = messages[1:] %}"
+    "{% else %}{% set rest = messages %}{% endif %}"
+    "{% for m in rest %}{% if m.role == 'system' %}{{ raise_exception('System message must be first') }}{% endif %}"
+    "{{ m.role }}:{{ m.content }};{% endfor %}"
+)
+FORGETFUL = STRICT.replace("{{ raise_exception('System message must be first') }}", "{% continue %}")
+
+
+@pytest.mark.parametrize("source", [STRICT, FORGETFUL])
+def test_several_system_messages_are_one_to_a_template_that_takes_one(source: str) -> None:
+    messages = [
+        {"role": "system", "content": "A"},
+        {"role": "developer", "content": [{"type": "text", "text": "B"}]},
+        {"role": "user", "content": "U"},
+        {"role": "system", "content": "C"},
+    ]
+
+    assert text_of(source, messages) == "A\n\nB\n\nC|user:U;"
+    assert text_of(source, messages[:1] + messages[2:3]) == "A|user:U;"
+
+
+def test_several_system_messages_stay_where_they_are_for_a_template_that_takes_them() -> None:
+    messages = [
+        {"role": "system", "content": "A"},
+        {"role": "user", "content": "U"},
+        {"role": "system", "content": "B"},
+    ]
+
+    assert text_of("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}", messages) == "s:A;u:U;s:B;"
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_is_found_under_its_other_names(name: str) -> None:
     source = "{{ messages[0].reasoning_content }}{{ messages[0].thinking }}"

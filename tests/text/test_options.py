@@ -21,6 +21,7 @@ from text.options import (
     routing_hints,
     sampling_options,
     stop_conditions,
+    told_annotations,
     wanted_tokens,
 )
 
@@ -74,6 +75,25 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(prompt):
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
     assert "maximum context length is 100 tokens" in caught.value.message
     assert str(prompt) in caught.value.message
+
+
+def test_an_operator_may_refuse_what_the_context_has_no_room_for():
+    with pytest.raises(ContextLengthExceeded) as caught:
+        budget(40, 61, 100, clamp=False)
+
+    assert caught.value.code == "context_length_exceeded"
+    assert "maximum context length is 100 tokens, but 101 are asked for" in caught.value.message
+    assert "40 of the prompt and 61 of the answer" in caught.value.message
+    assert budget(40, 60, 100, clamp=False) == 60
+    assert budget(40, None, 100, clamp=False) == 60
+
+
+def test_a_chat_is_as_long_as_the_model_says_where_nobody_else_does():
+    model = card(sampling_defaults={"max_new_tokens": 30})
+
+    assert wanted_tokens(chat(), model) == 30
+    assert wanted_tokens(chat(max_tokens=40), model) == 40
+    assert wanted_tokens(completion(), model) == 16
 
 
 def test_more_least_tokens_than_most_are_refused():
@@ -228,6 +248,7 @@ def test_every_choice_has_its_own_seed_and_the_first_the_requests():
         ({"structural_tag": {"a": 1}}, GuidedDecoding(structural_tag={"a": 1})),
         ({"regex": "a+"}, GuidedDecoding(regex="a+")),
         ({"ebnf": "root ::= 'a'", "response_format": {"type": "text"}}, GuidedDecoding(grammar="root ::= 'a'")),
+        ({"json_schema": json.dumps(SCHEMA)}, GuidedDecoding(json=SCHEMA)),
     ],
 )
 def test_a_constraint_is_understood_in_every_tongue(fields, guided):
@@ -280,8 +301,17 @@ def test_an_echo_with_logprobs_needs_the_prompts_too():
     assert output_options(completion(logprobs=2)).prompt_logprobs is None
 
 
+def test_a_thinking_budget_is_said_in_three_ways():
+    said = {"thinking": {"type": "enabled", "budget_tokens": 3}}
+
+    assert stop_conditions(chat(**said), CARD, 9).max_thinking_tokens == 3
+    assert stop_conditions(chat(**said, thinking_token_budget=0), CARD, 9).max_thinking_tokens == 0
+    assert stop_conditions(chat(**said, tandem={"max_thinking_tokens": 1}), CARD, 9).max_thinking_tokens == 1
+
+
 def test_candidates_are_ranked_by_logprobs_even_if_none_are_told():
     assert output_options(completion(best_of=3)).logprobs == 0
+    assert output_options(chat(best_of=3)).logprobs == 0
     assert output_options(completion(n=3)).logprobs is None
 
 
@@ -323,6 +353,16 @@ def test_what_would_change_the_answer_and_cannot_be_done_is_refused(request_, pl
     assert caught.value.param == place
 
 
+@pytest.mark.parametrize("grammar", [{"grammar": {"definition": "a", "syntax": "lark"}}, {"definition": "a"}])
+def test_a_custom_tools_grammar_is_refused_as_nothing_binds_a_call_to_it(grammar):
+    tool = {"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", **grammar}}}
+
+    with pytest.raises(InvalidRequest) as caught:
+        check_against(chat(tools=[tool]), CARD)
+
+    assert caught.value.param == "tools[0].custom.format"
+
+
 def test_an_empty_suffix_and_text_alone_are_no_wishes():
     check_against(completion(suffix=""), CARD)
     check_against(chat(modalities=["text"]), CARD)
@@ -350,6 +390,25 @@ def test_hints_come_from_extras_before_plain_fields():
         strict_priority=3,
         routing_constraints=RoutingConstraints(frozenset({"gpu"}), {"near": 0.5}),
     )
+
+
+def test_a_body_may_name_the_workers():
+    named = {
+        "backend_instance_id": 1,
+        "prefill_worker_id": 2,
+        "decode_worker_id": 3,
+        "dp_rank": 0,
+        "prefill_dp_rank": 4,
+    }
+
+    assert routing_hints(chat(nvext=named)) == RoutingHints(**named)
+
+
+def test_workers_hear_a_clients_annotations_but_no_routers_word():
+    said = ["kept", "x-bypass-remote-prefill", "x-bypass-remote-prefill:1"]
+
+    assert told_annotations(chat(tandem={"annotations": said})) == ("kept",)
+    assert told_annotations(chat()) == ()
 
 
 def test_plain_fields_hint_alone_and_silence_hints_nothing():

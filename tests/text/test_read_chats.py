@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -283,3 +284,46 @@ def test_continuous_usage_is_told_with_every_piece() -> None:
 def _thoughts(chunk: dict[str, Any]) -> int:
     count: int = chunk["usage"]["completion_tokens_details"]["reasoning_tokens"]
     return count
+
+
+# ---- what the client wants of it
+
+
+def test_thoughts_that_are_not_to_be_told_are_left_out_and_counted() -> None:
+    shape = form(reading=replace(reading(), told=False))
+    outputs = outputs_of(["<think>Hm", ".</think>", "Well."])
+    usage = UsageCount([10], 1)
+
+    deltas = deltas_of(streamed(shape, outputs, usage))
+
+    assert deltas == [{"role": "assistant", "content": None}, {"content": "Well."}, {}]
+    assert message_of(shape, outputs) == {"role": "assistant", "content": "Well.", "refusal": None}
+    assert usage.usage()["completion_tokens_details"] == {"reasoning_tokens": 1}
+
+
+@pytest.mark.parametrize("read", [None, reading(), reading(rules=None)])
+def test_a_chat_may_begin_with_what_was_said_before(read: AnswerReading | None) -> None:
+    shape = form(reading=read, lead="So ")
+
+    chunks = streamed(shape, outputs_of(["it", " rains."]))
+
+    assert deltas_of(chunks) == [
+        {"role": "assistant", "content": ""},
+        {"content": "So "},
+        {"content": "it"},
+        {"content": " rains."},
+        {},
+    ]
+    assert message_of(shape, outputs_of(["it", " rains."]))["content"] == "So it rains."
+
+
+def test_a_chats_best_candidate_is_shown() -> None:
+    aggregate = ChatAggregate(form(candidates=3), UsageCount([10], 3))
+    for index, (text, logprob) in enumerate([("bad", -3.0), ("good", -1.0), ("fair", -2.0)]):
+        for each in outputs_of([text], logprobs=logprob):
+            aggregate.feed(index, [each])
+
+    body = json.loads(aggregate.body())
+
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["good"]
+    assert (body["choices"][0]["logprobs"], body["usage"]["completion_tokens"]) == (None, 3)

@@ -1,5 +1,7 @@
 """Counting tokens over prompts, choices and attempts."""
 
+import pytest
+
 from protocols.outputs import BackendOutput
 from tests.text.answers import engine_usage
 from text.usage import UsageCount
@@ -55,3 +57,24 @@ def test_cached_tokens_are_unknown_as_long_as_one_prompts_are():
 
     assert count.cached_tokens() is None
     assert "prompt_tokens_details" not in count.usage()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "differs"),
+    [(10, 3, False), (10, 4, False), (11, 3, True), (10, 2, True)],
+)
+def test_an_engine_that_counts_otherwise_is_noticed(prompt, completion, differs):
+    usage = UsageCount([10, 10], 1)
+    usage.choices[0].tokens = usage.choices[1].tokens = 3
+    usage.choices[0].engine = engine_usage(prompt=10, completion=3)
+    usage.choices[1].engine = engine_usage(prompt=prompt, completion=completion)
+
+    assert usage.differs() is differs
+
+
+def test_what_only_the_engine_knows_cannot_differ():
+    usage = UsageCount([None], 1)
+
+    assert not usage.differs()
+    usage.choices[0].engine = engine_usage(prompt=7)
+    assert not usage.differs()

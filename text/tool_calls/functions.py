@@ -1,6 +1,6 @@
 """The functions a request offers, and what their schemas make of a value that came as text.
 
-A custom tool is a function of one string, `input`: engines and templates know no other kind.
+A custom tool is a function of one string, `input`: engines and templates know no other kind (see `custom_calls`).
 """
 
 from __future__ import annotations
@@ -47,18 +47,21 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 class Functions:
     """A request's functions by name, in the order given."""
 
-    __slots__ = ("_known", "_schemas", "_strict")
+    __slots__ = ("_custom", "_known", "_schemas", "_strict")
 
-    def __init__(self, schemas: Mapping[str, Mapping[str, Any]], strict: Iterable[str] = ()) -> None:
+    def __init__(
+        self, schemas: Mapping[str, Mapping[str, Any]], strict: Iterable[str] = (), custom: Iterable[str] = ()
+    ) -> None:
         self._schemas = schemas
         self._strict = frozenset(strict)
+        self._custom = frozenset(custom)
         self._known: dict[tuple[str, str], frozenset[str]] = {}
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> Functions:
         """From checked OpenAI tools."""
         schemas: dict[str, Mapping[str, Any]] = {}
-        strict = []
+        strict, custom = [], []
         for tool in tools:
             kind = "custom" if tool.get("type") == "custom" else "function"
             definition = tool[kind]
@@ -66,12 +69,14 @@ class Functions:
             schemas[name] = CUSTOM_INPUT if kind == "custom" else definition.get("parameters") or ANY_OBJECT
             if definition.get("strict"):
                 strict.append(name)
-        return cls(schemas, strict)
+            if kind == "custom":
+                custom.append(name)
+        return cls(schemas, strict, custom)
 
     def only(self, names: Iterable[str]) -> Functions:
         """Those of them that are named."""
         kept = {name: self._schemas[name] for name in names if name in self._schemas}
-        return Functions(kept, self._strict.intersection(kept))
+        return Functions(kept, self._strict.intersection(kept), self._custom.intersection(kept))
 
     def __contains__(self, name: object) -> bool:
         return name in self._schemas
@@ -85,6 +90,15 @@ class Functions:
     def schema(self, name: str) -> Mapping[str, Any]:
         """The JSON schema of a function's arguments; of one that takes none, and of an unknown one, any object."""
         return self._schemas.get(name, ANY_OBJECT)
+
+    def is_custom(self, name: str) -> bool:
+        """Is it a custom tool?"""
+        return name in self._custom
+
+    @property
+    def custom(self) -> bool:
+        """Is any of them a custom tool?"""
+        return bool(self._custom)
 
     def is_strict(self, name: str) -> bool:
         """Must its arguments follow its schema?"""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from text.tool_calls.base import MarkupParser, ToolCallParser
+from text.tool_calls.custom_calls import CustomCalls
 from text.tool_calls.forced import ForcedCalls
 from text.tool_calls.gemma import Gemma
 from text.tool_calls.harmony import Harmony
@@ -113,10 +114,10 @@ def parser_for_template(source: str) -> str | None:
 def tool_call_parser(name: str, rules: CallRules, new_id: Callable[[], str] | None = None) -> ToolCallParser:
     """A fresh parser for one choice of a request with these rules. Raises ValueError for an unknown name."""
     kind = PARSERS[parser_name(name)]
-    native = kind(rules.functions, parallel=rules.parallel, new_id=new_id)
-    if rules.mode is CallMode.AUTO:
-        return native
-    return ForcedCalls(native, rules, new_id or kind.make_id)
+    parser: ToolCallParser = kind(rules.functions, parallel=rules.parallel, new_id=new_id)
+    if rules.mode is not CallMode.AUTO:
+        parser = ForcedCalls(parser, rules, new_id or kind.make_id)
+    return CustomCalls(parser, rules.functions) if rules.functions.custom else parser
 
 
 def opening_marks(name: str) -> frozenset[str]:
