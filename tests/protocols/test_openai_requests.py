@@ -1,7 +1,9 @@
 """What the front door accepts, what it refuses, and that a refusal names its place."""
 
 import json
+from typing import Any
 
+import orjson
 import pytest
 
 from protocols.errors import InvalidRequest
@@ -424,3 +426,57 @@ def test_best_of_is_at_least_n_and_is_not_streamed():
     assert "n (2)" in refused(completion, n=2, best_of=1).message
     assert refused(completion, n=2, best_of=4, stream=True).param == "best_of"
     assert refused(completion, best_of=21).param == "best_of"
+
+
+# ---- chats of the same parameters
+
+
+def chat_body(content: str, **more: Any) -> bytes:
+    return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": content}], **more})
+
+
+def test_chats_of_the_same_parameters_are_alike_and_keep_their_own_messages() -> None:
+    one, other = (parse_chat(chat_body(content, temperature=0.5, odd=[1])) for content in ("one", "other"))
+
+    assert one.alike is other.alike
+    assert [chat.messages[0]["content"] for chat in (one, other)] == ["one", "other"]
+    assert one.temperature == other.temperature == 0.5
+    assert one.model_extra == {"odd": [1]}
+
+
+def test_a_chat_that_is_like_an_earlier_one_is_what_it_would_be_alone() -> None:
+    parse_chat(chat_body("earlier", top_p=0.25, user=None))
+
+    chat = parse_chat(chat_body("later", top_p=0.25, user=None))
+
+    assert chat.body() == orjson.loads(chat_body("later", top_p=0.25, user=None))
+    assert chat.model_fields_set == {"model", "messages", "top_p", "user"}
+
+
+@pytest.mark.parametrize("more", [{"temperature": 1}, {"temperature": None}, {"seed": 1}, {}, {"odd": 1}])
+def test_chats_that_differ_in_anything_but_messages_are_not_alike(more: dict[str, Any]) -> None:
+    assert parse_chat(chat_body("x", **more)).alike is not parse_chat(chat_body("x", temperature=0.5)).alike
+
+
+def test_a_refusal_is_not_remembered_as_anything_else() -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as refused:
+            parse_chat(chat_body("x", temperature=3))
+        assert refused.value.param == "temperature"
+
+
+def test_parameters_of_any_size_are_read() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{n}", "description": "d" * 1000}} for n in range(100)]
+
+    assert len(parse_chat(chat_body("x", tools=tools)).tools or ()) == 100
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 250, 900])
+@pytest.mark.parametrize("place", ["message", "parameter"])
+def test_a_chat_that_is_nested_too_deeply_is_refused_wherever_that_is(levels: int, place: str) -> None:
+    deep = b"[" * levels + b"]" * levels
+    message, parameter = (deep, b"1") if place == "message" else (b"1", deep)
+    body = b'{"model": "m", "odd": %b, "messages": [{"role": "user", "content": "x", "odd": %b, "name": "n"}]}'
+
+    with pytest.raises(InvalidRequest, match="nested"):
+        parse_chat(body % (parameter, message))
