@@ -111,8 +111,14 @@ class ChatCompletionRequest(GenerationRequest):
 
     def with_messages(self, messages: list[Message]) -> ChatCompletionRequest:
         """The same parameters with other messages, which have been checked."""
-        chat = self.model_copy(update={"messages": messages})
-        object.__setattr__(chat, "alike", self)
+        chat = ChatCompletionRequest.__new__(ChatCompletionRequest)
+        # The steps of `model_copy`, which would copy what is shared.
+        set_on = object.__setattr__
+        set_on(chat, "__dict__", {**self.__dict__, "messages": messages})
+        set_on(chat, "__pydantic_fields_set__", self.__pydantic_fields_set__)
+        set_on(chat, "__pydantic_extra__", self.__pydantic_extra__)
+        set_on(chat, "__pydantic_private__", None)
+        set_on(chat, "alike", self)
         return chat
 
     def wanted_tokens(self) -> int | None:
