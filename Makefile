@@ -10,7 +10,7 @@ ARGS ?=
 CLIENT_TOOLS := test-clients needs Node.js 20 or newer, with npm, and curl.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-clients test-real tokenizers constraints clean
+.PHONY: help demo test check format test-clients test-fuzz test-real tokenizers constraints clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,9 @@ test-clients: $(NODE_CLIENTS)/.installed $(CLIENTS)/.installed $(VENV)/.installe
 	TANDEM="$(abspath $(BIN))/tandem" $(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini tests/clients $(ARGS)
 	$(if $(ARGS),,TANDEM="$(abspath $(BIN))/tandem" $(BIN)/python -m pytest -c tests/clients/pytest.ini tests/clients/test_openai_sdk.py)
 
+test-fuzz: $(VENV)/.installed-test .venv-fuzz/.installed ## Ask what nobody should: 10,000 spoiled bodies, and schemathesis (FUZZ_SEED=2)
+	FUZZ_BODIES="$${FUZZ_BODIES:-10000}" FUZZ_BIN="$(CURDIR)/.venv-fuzz/bin" $(BIN)/python -m pytest tests/fuzz $(ARGS)
+
 test-real: $(VENV)/.installed-test ## Run against real engines (see docs/operations.md)
 	PATH="$(abspath $(BIN)):$$PATH" tests/real/run.sh $(ARGS)
 
@@ -58,7 +61,7 @@ constraints: ## Resolve constraints.txt and the clients' requirements.txt anew (
 	mv tests/clients/requirements.new tests/clients/requirements.txt
 
 clean: ## Remove the environments and what tools leave behind
-	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS) .tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS) .venv-fuzz .tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -71,6 +74,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) --editable '.[test]'
+	@touch $@
+
+# Its own environment: schemathesis would load itself into every run of pytest.
+.venv-fuzz/.installed: | $(BIN)/python
+	$(PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==4.32.5
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

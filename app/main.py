@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from app.api.call import Endpoint
+from app.api.document import document_routes
 from app.api.embeddings import EmbeddingsCall
 from app.api.generation import Generation
 from app.api.identity import PROCESSING_MS, request_id_of
@@ -90,10 +91,11 @@ def _build_app(gateway: Gateway) -> FastAPI:
     app = FastAPI(
         title="Tandem",
         version=VERSION,
-        summary="OpenAI-compatible gateway in front of vLLM, SGLang and TensorRT-LLM workers",
+        openapi_url=None,
         redirect_slashes=False,
     )
     app.include_router(status_routes(gateway))
+    app.include_router(document_routes())
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _http_error)
     app.add_exception_handler(GatewayError, _gateway_error)

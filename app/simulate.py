@@ -16,6 +16,7 @@ from typing import Any
 
 from app.config_problems import UsageError, suggestion
 from app.listening import require_free_port
+from protocols.errors import InvalidRequest
 from simulator import fleet
 from simulator.faults import KINDS, MOMENTS, Fault
 from simulator.generation import ReplyRule
@@ -146,7 +147,11 @@ def tokenizer_of(directory: Path) -> tuple[Codec, Vocabulary]:
 
     def chat(messages: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         assert template is not None
-        return tokenizer.encode(template.render(messages), add_special_tokens=False)
+        try:
+            prompt = template.render(messages)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from error
+        return tokenizer.encode(prompt, add_special_tokens=False)
 
     codec = Codec(
         encode=functools.partial(tokenizer.encode, add_special_tokens=False),

@@ -80,7 +80,7 @@ class Bench:
     async def answer(self, turn: Turn) -> None:
         body = turn.whole_body()
         assert body is not None
-        self.bodies.checked(turn.headers, body)
+        self.bodies.checked(dict(turn.headers), body)
         turn.watch(str)
         await asyncio.sleep(0)
         turn.watch(None)

@@ -137,6 +137,9 @@ SGLANG = FieldPolicy(
 )  # fmt: skip
 
 
+_NOTHING: Mapping[str, Any] = {}
+
+
 def extra_body(request: PreprocessedRequest) -> Mapping[str, Any]:
     """The client's fields that the gateway does not know; empty when there are none."""
     return _member(request, "extra_body")
@@ -161,5 +164,7 @@ def stream_interval(request: PreprocessedRequest) -> int | None:
 
 def _member(request: PreprocessedRequest, name: str) -> Mapping[str, Any]:
     extra = request.extra_args
-    value = extra.get(name) if extra and isinstance(extra, Mapping) else None
-    return value if value and isinstance(value, Mapping) else {}
+    if not extra:
+        return _NOTHING
+    value = extra.get(name) if isinstance(extra, Mapping) else None
+    return value if value and isinstance(value, Mapping) else _NOTHING

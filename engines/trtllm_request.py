@@ -17,6 +17,7 @@ import orjson
 from engines.fields import FieldPolicy
 from engines.stopping import stop_ids, token_limit
 from protocols.errors import InvalidRequest
+from protocols.nesting import MAX_DEPTH, is_too_deep
 from protocols.options import GuidedDecoding, SamplingOptions
 from protocols.preprocessed import PreprocessedRequest, RoutingHints
 from protocols.worker import Worker
@@ -138,6 +139,8 @@ def _parsed(value: Any, param: str) -> dict[str, Any]:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             raise InvalidRequest(f"{param} is not valid JSON: {error}", param=param) from None
+        if is_too_deep(value):
+            raise InvalidRequest(f"{param} is nested too deeply: expected at most {MAX_DEPTH} levels", param=param)
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{param} must be a JSON object for this model", param=param)
     return dict(value)

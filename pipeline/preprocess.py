@@ -22,21 +22,11 @@ from protocols.outputs import BackendOutput
 from protocols.preprocessed import PreprocessedRequest, RoutingHints
 from text.answer_form import AnswerForm, PromptEcho, chat_form, completion_form
 from text.answer_parser import ModelMarkup
+from text.asked import Asked, Remembered
 from text.chat_messages import raw_prompt, refuse_media
 from text.chat_reader import ChatPlan, ChatReader
 from text.chat_template import ChatTemplate
-from text.options import (
-    budget,
-    check_against,
-    choice_sampling,
-    output_options,
-    router_params,
-    routing_hints,
-    sampling_options,
-    stop_conditions,
-    told_annotations,
-    wanted_tokens,
-)
+from text.options import budget, choice_sampling, stop_conditions, wanted_tokens
 from text.reasoning.styles import SWITCHES
 from text.tokenizer import Tokenizer
 from text.truncation import cut
@@ -98,6 +88,7 @@ class Preprocessor:
         self._template = template
         self._reader = reader or ChatReader(ModelMarkup(), tokenizer)
         self._unsupported = unsupported
+        self._remembered = Remembered(card)
         self.context_length = context_length or (lambda: card.context_length)
 
     async def prepare(
@@ -132,8 +123,8 @@ class Preprocessor:
         created: int,
         hints: RoutingHints | None,
     ) -> Prepared:
-        check_against(request, self._card)
-        sampling = sampling_options(request, self._card)
+        asked = self._remembered.asked(request)
+        sampling = asked.sampling
         plan, texts = ChatPlan(sampling.guided_decoding), None
         given = _token_data(request)
         prompts = [given or []]
@@ -150,7 +141,7 @@ class Preprocessor:
             texts = [prompt for prompt in request.prompts() if isinstance(prompt, str)] or None
         if request.truncate_prompt_tokens is not None:
             prompts, texts = [self._truncated(request, ids) for ids in prompts], None
-        sent = self._preprocessed(request, prompts, sampling, plan, merged_hints(routing_hints(request), hints))
+        sent = self._preprocessed(request, prompts, asked, sampling, plan, merged_hints(asked.hints, hints))
         form = self._form(request, context.request_id, created, prompts, plan)
         return Prepared(request, sent, form, texts)
 
@@ -230,37 +221,37 @@ class Preprocessor:
         self,
         request: ChatCompletionRequest | CompletionRequest,
         prompts: Sequence[list[int]],
+        asked: Asked,
         sampling: SamplingOptions,
         plan: ChatPlan,
         hints: RoutingHints | None,
     ) -> tuple[PreprocessedRequest, ...]:
         """One request per prompt; they differ in ids and in the room left for an answer."""
-        card, extras = self._card, request.extras()
+        card, longest, wanted = self._card, self.context_length(), asked.wanted
         param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
-        wanted, longest = wanted_tokens(request, card), self.context_length()
-        output, router = output_options(request), router_params(request)
-        return tuple(
-            PreprocessedRequest(
-                token_ids=tuple(ids),
-                model=card.name,
-                prompt_embeds=request.prompt_embeds if isinstance(request, CompletionRequest) else None,
-                stop_conditions=stop_conditions(
-                    request, card, budget(len(ids), wanted, longest, param=param, clamp=card.clamps)
-                ),
-                sampling_options=sampling,
-                output_options=output,
-                eos_token_ids=card.eos_token_ids,
-                mdc_sum=card.checksum,
-                annotations=told_annotations(request),
-                routing=hints,
-                extra_args={"extra_body": request.model_extra} if request.model_extra else None,
-                require_reasoning=plan.thinks_first,
-                router=router,
-                request_timestamp_ms=extras.request_timestamp_ms if extras is not None else None,
-                shown_token_ids=plan.shown_token_ids,
+        sent = []
+        for ids in prompts:
+            most = budget(len(ids), wanted, longest, param=param, clamp=card.clamps)
+            sent.append(
+                PreprocessedRequest(
+                    token_ids=tuple(ids),
+                    model=card.name,
+                    prompt_embeds=request.prompt_embeds if isinstance(request, CompletionRequest) else None,
+                    stop_conditions=asked.stop if most == wanted else stop_conditions(request, card, most),
+                    sampling_options=sampling,
+                    output_options=asked.output,
+                    eos_token_ids=card.eos_token_ids,
+                    mdc_sum=card.checksum,
+                    annotations=asked.annotations,
+                    routing=hints,
+                    extra_args=asked.extra_args,
+                    require_reasoning=plan.thinks_first,
+                    router=asked.router,
+                    request_timestamp_ms=asked.timestamp_ms,
+                    shown_token_ids=plan.shown_token_ids,
+                )
             )
-            for ids in prompts
-        )
+        return tuple(sent)
 
     def _form(
         self,

@@ -1,21 +1,25 @@
 """The front door's parsing: bytes of a body to a valid request, or InvalidRequest with the field named.
 
 Where an object names a member twice the last one counts, as in Python's json; no worker ever reads the client's bytes.
+Clients send the same parameters again and again, with other messages: what was checked of them is remembered.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 
 from protocols.errors import InvalidRequest
+from protocols.nesting import is_too_deep, may_be_too_deep
 from protocols.openai_chat import ChatCompletionRequest
 from protocols.openai_completions import CompletionRequest
 from protocols.openai_embeddings import EmbeddingRequest
-from protocols.openai_errors import invalid, kind_of, missing, refusal
+from protocols.openai_errors import invalid, kind_of, missing, refusal, too_deep
 from protocols.openai_fields import GenerationRequest
+from protocols.openai_messages import check_messages
 from protocols.openai_tokenization import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 
 __all__ = [
@@ -36,9 +40,26 @@ __all__ = [
 R = TypeVar("R", bound=BaseModel)
 
 
+REMEMBERED_BYTES = 64 * 1024
+"""Parameters beyond this size are checked every time."""
+
+
 def parse_chat(body: bytes) -> ChatCompletionRequest:
     """Reads the body of `POST /v1/chat/completions`. Raises InvalidRequest."""
-    return _validated(ChatCompletionRequest, _object(body))
+    value = _loaded(body)
+    messages = value.pop("messages", None)
+    parameters = _written(value)
+    if messages is None or len(parameters) > REMEMBERED_BYTES:
+        return _validated(ChatCompletionRequest, _object(body))
+    chat = _chat_of(parameters)
+    return chat.with_messages(check_messages(messages))
+
+
+@lru_cache(maxsize=512)
+def _chat_of(parameters: bytes) -> ChatCompletionRequest:
+    """A chat of these parameters. Its one message stands for any; nobody changes what all chats like it share."""
+    value = {**_object(parameters), "messages": [{"role": "user", "content": ""}]}
+    return _validated(ChatCompletionRequest, value)
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -78,6 +99,13 @@ def _with_model(value: dict[str, Any], only_model: str | None) -> dict[str, Any]
 
 
 def _object(body: bytes) -> dict[str, Any]:
+    value = _loaded(body)
+    if may_be_too_deep(body) and is_too_deep(value):
+        raise too_deep()
+    return value
+
+
+def _loaded(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -85,6 +113,13 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"The request body must be a JSON object, but is {kind_of(value)}.")
     return value
+
+
+def _written(value: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise too_deep() from error
 
 
 def _unreadable(body: bytes, error: orjson.JSONDecodeError) -> InvalidRequest:

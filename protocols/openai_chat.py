@@ -42,8 +42,11 @@ class ChatCompletionRequest(GenerationRequest):
     """A chat. `messages` are checked JSON objects, as they came.
 
     Some of OpenAI's own fields say nothing to a text model (`store`, `service_tier`, `verbosity`, ...). They are named
-    here so that they do not travel to an engine as unknown ones.
+    here so that they do not travel to an engine as unknown ones. `alike`: a chat of the very same parameters that many
+    share, where there is one.
     """
+
+    __slots__ = ("alike",)
 
     messages: Annotated[list[Message], PlainValidator(check_messages)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -107,6 +110,18 @@ class ChatCompletionRequest(GenerationRequest):
         arguments = self.template_arguments()
         if arguments and arguments.get("chat_template") is not None:
             raise invalid("chat_template_kwargs.chat_template", _NO_TEMPLATE)
+
+    def with_messages(self, messages: list[Message]) -> ChatCompletionRequest:
+        """The same parameters with other messages, which have been checked."""
+        chat = ChatCompletionRequest.__new__(ChatCompletionRequest)
+        # The steps of `model_copy`, which would copy what is shared.
+        set_on = object.__setattr__
+        set_on(chat, "__dict__", {**self.__dict__, "messages": messages})
+        set_on(chat, "__pydantic_fields_set__", self.__pydantic_fields_set__)
+        set_on(chat, "__pydantic_extra__", self.__pydantic_extra__)
+        set_on(chat, "__pydantic_private__", None)
+        set_on(chat, "alike", self)
+        return chat
 
     def wanted_tokens(self) -> int | None:
         """How many tokens the answer may have at most, where the request says."""

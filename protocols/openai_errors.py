@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from protocols.errors import InvalidRequest
+from protocols.nesting import MAX_DEPTH
 
 _SHOWN_CHARS = 60
 
@@ -118,3 +119,7 @@ def _worded(finding: ErrorDetails, path: str) -> InvalidRequest:
 def _plain(limit: float) -> str:
     """`2`, not `2.0`."""
     return str(int(limit)) if limit == int(limit) else str(limit)
+
+
+def too_deep() -> InvalidRequest:
+    return InvalidRequest(f"The request body is nested too deeply: expected at most {MAX_DEPTH} levels.")

@@ -10,11 +10,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from protocols.openai_errors import invalid, missing, wrong_type, wrong_value
+from protocols.nesting import is_too_deep
+from protocols.openai_errors import invalid, missing, too_deep, wrong_type, wrong_value
 
 Message = dict[str, Any]
 
-_PLAIN_ROLES = frozenset({"system", "user", "developer"})
+_PLAIN_ROLES = ("user", "system", "developer")
+"""A tuple: whatever the role is, it can be looked for in one."""
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 _URL_PARTS = ("image_url", "video_url", "audio_url")
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -28,10 +30,11 @@ def check_messages(messages: Any) -> list[Message]:
     if not messages:
         raise invalid("messages", "expected at least 1 message, but got an empty array instead")
     for index, message in enumerate(messages):
-        if type(message) is dict and message.get("role") in _PLAIN_ROLES and type(message.get("content")) is str:
-            if "name" in message:
-                _optional_text(message, "name", f"messages[{index}]")
+        plain = type(message) is dict and message.get("role") in _PLAIN_ROLES and type(message.get("content")) is str
+        if plain and len(message) == 2:
             continue
+        if is_too_deep(message):
+            raise too_deep()
         _check_message(message, f"messages[{index}]")
     return messages
 

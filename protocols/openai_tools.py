@@ -11,6 +11,7 @@ from protocols.openai_messages import NAME
 MAX_TOOLS = 1024
 MAX_SCHEMA_NAME = 64
 _MODES = ("none", "auto", "required")
+_ALLOWED = "tool_choice.allowed_tools.tools"
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
@@ -101,7 +102,30 @@ def check_tool_choice(choice: Any) -> Any:
         check_name(inner, f"tool_choice.{kind}")
     elif inner.get("mode") not in ("auto", "required"):
         raise wrong_value("tool_choice.allowed_tools.mode", inner.get("mode"), ("auto", "required"))
+    else:
+        _check_allowed(inner.get("tools"))
     return choice
+
+
+def _check_allowed(tools: Any) -> None:
+    """The tools that a choice allows, each with its name directly in it or under its kind."""
+    if tools is None:
+        raise missing(_ALLOWED)
+    if not _array(_ALLOWED, tools):
+        raise invalid(_ALLOWED, "expected at least 1 tool, but got an empty array instead")
+    for index, tool in enumerate(tools):
+        place = f"{_ALLOWED}[{index}]"
+        if not isinstance(tool, dict):
+            raise wrong_type(place, "an object", tool)
+        kind = tool.get("type", "function")
+        if kind not in ("function", "custom"):
+            raise wrong_value(f"{place}.type", kind, ("function", "custom"))
+        check_name(_holder_of_name(tool, kind), place)
+
+
+def _holder_of_name(tool: dict[str, Any], kind: str) -> dict[str, Any]:
+    inner = tool.get(kind)
+    return inner if isinstance(inner, dict) else tool
 
 
 def check_choice_against(choice: Any, tools: Sequence[dict[str, Any]]) -> None:
@@ -112,27 +136,25 @@ def check_choice_against(choice: Any, tools: Sequence[dict[str, Any]]) -> None:
         raise invalid("tool_choice", "it asks for a tool, but 'tools' names none")
     kind = choice.get("type", "function") if isinstance(choice, dict) else None
     if kind in ("function", "custom"):
-        name = choice[kind]["name"]
-        if all(tool.get(kind, {}).get("name") != name for tool in tools):
-            raise invalid(f"tool_choice.{kind}.name", f"'{name}' is not among 'tools'")
+        _check_known(f"tool_choice.{kind}", kind, choice[kind], tools)
+    elif kind == "allowed_tools":
+        for index, tool in enumerate(choice[kind]["tools"]):
+            of = tool.get("type", "function")
+            _check_known(f"{_ALLOWED}[{index}]", of, _holder_of_name(tool, of), tools)
+
+
+def _check_known(place: str, kind: str, holder: dict[str, Any], tools: Sequence[dict[str, Any]]) -> None:
+    name = holder["name"]
+    if all(tool.get(kind, {}).get("name") != name for tool in tools):
+        raise invalid(f"{place}.name", f"'{name}' is not among 'tools'")
 
 
 def allowed_names(choice: Any) -> list[str] | None:
-    """The names of the tools that a checked tool choice allows; None where it allows all. Entries name a tool directly
-    or under its kind."""
+    """The names of the tools that a checked tool choice allows; None where it allows all."""
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return None
-    tools = choice["allowed_tools"].get("tools")
-    return [name for tool in tools if (name := _name_of(tool)) is not None] if isinstance(tools, list) else []
-
-
-def _name_of(tool: Any) -> str | None:
-    if not isinstance(tool, dict):
-        return None
-    kind = tool.get("type", "function")
-    inner = tool.get(kind) if isinstance(kind, str) else None
-    name = (inner if isinstance(inner, dict) else tool).get("name")
-    return name if isinstance(name, str) else None
+    tools = choice["allowed_tools"]["tools"]
+    return [_holder_of_name(tool, tool.get("type", "function"))["name"] for tool in tools]
 
 
 def tool_name(tool: dict[str, Any]) -> str:

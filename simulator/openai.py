@@ -259,6 +259,8 @@ class OpenAIWorker(SimulatedWorker):
         if type(most) is not int or most < 1:
             raise Refused("max_tokens must be a positive integer", param="max_tokens")
         stops = body.get("stop") or ()
+        if not all(isinstance(stop, str) for stop in stops):
+            raise Refused("stop must be a string or an array of strings", param="stop")
         top = body.get("top_logprobs") if chat else body.get("logprobs")
         wanted = body.get("logprobs") not in (None, False)
         temperature = body.get("temperature")

@@ -41,7 +41,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Codec:
-    """Text to ids and back. `decode` shows special ids too: callers leave them out. `chat` renders messages to ids."""
+    """Text to ids and back. `decode` shows special ids too: callers leave them out. `chat` renders messages to ids.
+
+    What the template refuses is a ValueError.
+    """
 
     encode: Callable[[str], Sequence[int]]
     decode: Callable[[Sequence[int]], str]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocols.errors import InvalidRequest
+from protocols.nesting import MAX_DEPTH, is_too_deep
 
 Message = dict[str, Any]
 
@@ -130,9 +131,11 @@ def _message(message: Mapping[str, Any], where: str, traits: TemplateTraits) -> 
         _modernize(out)
     if traits.short_ids and isinstance(out.get("tool_call_id"), str):
         out["tool_call_id"] = _short(out["tool_call_id"])
-    if out.get("tool_calls"):
+    if calls := out.get("tool_calls"):
+        if not isinstance(calls, list | tuple):
+            raise _invalid(f"{where}.tool_calls must be a list")
         out["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{place}]", traits) for place, call in enumerate(out["tool_calls"])
+            _tool_call(call, f"{where}.tool_calls[{place}]", traits) for place, call in enumerate(calls)
         ]
     elif "tool_calls" in out:
         # An empty list sends templates down their tool-call branch.
@@ -171,7 +174,7 @@ def _parts(content: Sequence[Any], where: str, traits: TemplateTraits) -> Iterat
                 raise _invalid(f"{where}[{place}]: this model takes no {_MEDIA_PARTS[kind]} input")
             yield {"type": _MEDIA_PARTS[kind]}
         else:
-            raise _invalid(f"{where}[{place}]: unknown part type {kind!r}")
+            raise _invalid(f"{where}[{place}]: unknown part type {kind!r:.60}")
 
 
 def _modernize(message: Message) -> None:
@@ -218,8 +221,10 @@ def _arguments(arguments: Any, where: str) -> Mapping[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _invalid(f"{where} is not JSON: {error}") from error
+        if is_too_deep(arguments):
+            raise _invalid(f"{where} is nested too deeply: expected at most {MAX_DEPTH} levels")
     if not isinstance(arguments, Mapping):
         raise _invalid(f"{where} must be a JSON object")
     return arguments

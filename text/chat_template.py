@@ -33,6 +33,8 @@ Way = tuple[list[Message], list[Tool] | None]
 
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What a template can raise while it renders: its own words, or Python's about values it did not expect."""
+_SHOWN_CHARS = 500
+"""Templates quote messages, which may be long."""
 _CONTINUE_HERE = "\ue000continue here\ue000 "
 _PROBE = "a probe of mine"
 _LEADS: tuple[tuple[dict[str, Any], ...], ...] = ((), ({"role": "system", "content": "S"},))
@@ -255,8 +257,8 @@ def _called(call_id: str, traits: TemplateTraits) -> list[dict[str, Any]]:
 
 def _words(error: BaseException) -> str:
     if type(error) is TemplateError:
-        return error.message or "the chat template refuses these messages"
-    return f"the chat template cannot render these messages: {error}"
+        return (error.message or "the chat template refuses these messages")[:_SHOWN_CHARS]
+    return f"the chat template cannot render these messages: {str(error)[:_SHOWN_CHARS]}"
 
 
 def _mark_end(prepared: Sequence[dict[str, Any]], messages: Sequence[Mapping[str, Any]]) -> None:

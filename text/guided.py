@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from protocols.errors import InvalidRequest
+from protocols.nesting import MAX_DEPTH, is_too_deep
 from protocols.openai import GenerationRequest
 from protocols.openai_errors import invalid, wrong_type
 from protocols.options import SWITCHES, GuidedDecoding
@@ -117,6 +118,8 @@ def _schema(place: str, value: Any) -> Mapping[str, Any]:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             raise invalid(place, f"not a JSON schema: {error.msg}") from None
+        if is_too_deep(value):
+            raise invalid(place, f"it is nested too deeply: expected at most {MAX_DEPTH} levels")
     if not isinstance(value, Mapping):
         raise wrong_type(place, "a JSON schema (an object)", value)
     return value

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from app.http_turn import Header, Receive
+from app.http_turn import Receive
 from protocols.errors import BodyTooLarge, ClientGone, InvalidRequest, Overloaded, UnsupportedMediaType
 
 
@@ -27,7 +27,7 @@ class BodyBudget:
     def leave(self) -> None:
         self.requests -= 1
 
-    def checked(self, headers: Iterable[Header], body: bytes) -> bytes:
+    def checked(self, headers: Mapping[bytes, bytes], body: bytes) -> bytes:
         """A body that came whole, with its request's head. Raises as `read` does."""
         check_headers(headers, self.max_body)
         if len(body) > self.max_body:
@@ -36,7 +36,7 @@ class BodyBudget:
             raise _too_many_bytes()
         return body
 
-    async def read(self, headers: Iterable[Header], receive: Receive) -> bytes:
+    async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """The whole body. Raises InvalidRequest kinds, Overloaded, or ClientGone when the client left meanwhile."""
         held = check_headers(headers, self.max_body) or 0
         self._hold(held)
@@ -67,25 +67,26 @@ class BodyBudget:
         self.bytes += size
 
 
-def check_headers(headers: Iterable[Header], max_body: int) -> int | None:
+def check_headers(headers: Mapping[bytes, bytes], max_body: int) -> int | None:
     """The announced length. Refuses what is not plain JSON, and a length beyond the limit, unread."""
-    length = None
-    content_type = b""
-    for name, value in headers:
-        if name == b"content-type":
-            content_type = value
-        elif name == b"content-length":
-            length = _length(value)
-        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            coding = value[:80].decode("latin-1")
-            raise UnsupportedMediaType(f"Expected a request without content-encoding, but got {coding}.")
+    announced, coding = headers.get(b"content-length"), headers.get(b"content-encoding")
+    length = None if announced is None else _length(announced)
+    if coding is not None and coding.strip().lower() not in (b"", b"identity"):
+        shown = coding[:80].decode("latin-1")
+        raise UnsupportedMediaType(f"Expected a request without content-encoding, but got {shown}.")
+    content_type = headers.get(b"content-type", b"")
+    if content_type != b"application/json":
+        _check_type(content_type)
+    if length is not None and length > max_body:
+        raise _too_large(max_body)
+    return length
+
+
+def _check_type(content_type: bytes) -> None:
     media = content_type.partition(b";")[0].strip().lower()
     if media != b"application/json" and not media.endswith(b"+json"):
         shown = content_type[:80].decode("latin-1") or "none"
         raise UnsupportedMediaType(f"Expected a request with content-type application/json, but got {shown}.")
-    if length is not None and length > max_body:
-        raise _too_large(max_body)
-    return length
 
 
 def _length(value: bytes) -> int:

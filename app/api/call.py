@@ -28,7 +28,9 @@ from protocols.errors import (
     Unavailable,
 )
 from protocols.model_card import ModelCard
-from routers.explain import explanation, explanation_headers, explanation_wanted
+from protocols.preprocessed import RoutingHints
+from routers.explain import EXPLAIN_HEADER, explanation, explanation_headers, explanation_wanted
+from routers.hints import HINT_HEADERS, read_hints
 from telemetry.record import RequestRecord
 
 if TYPE_CHECKING:
@@ -77,7 +79,9 @@ class Call(ABC):
         self._gateway = gateway
         self._turn = turn
         self._began_at = time.monotonic()
-        self._request_id = request_id_of(turn.headers)
+        self._named = dict(turn.headers)
+        """The headers by name: tells quickly what is not there. Of repeated ones the last."""
+        self._request_id = request_id_of(turn.headers if b"x-request-id" in self._named else ())
         self._client_gone = False
 
     @abstractmethod
@@ -144,11 +148,11 @@ class Call(ABC):
         turn, bodies = self._turn, self._gateway.bodies
         body = turn.whole_body()
         if body is not None:
-            return bodies.checked(turn.headers, body)
+            return bodies.checked(self._named, body)
         limit_s = self._gateway.settings.server.request_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await bodies.read(turn.headers, turn.receive)
+                return await bodies.read(self._named, turn.receive)
         except TimeoutError as error:
             raise BodyTooSlow(f"The request's body did not come within {limit_s:g} s.") from error
 
@@ -188,13 +192,17 @@ class ModelCall(Call):
     def __init__(self, gateway: Gateway, turn: Turn, *, endpoint: str) -> None:
         super().__init__(gateway, turn)
         self.record = gateway.telemetry.request(endpoint, self._request_id.decode())
-        self._explain = explanation_wanted(turn.headers)
+        self._explain = EXPLAIN_HEADER in self._named and explanation_wanted(turn.headers)
         self._context: RequestContext | None = None
 
     def _open(self, answer_id: str, card: ModelCard) -> RequestContext:
         """The request's context. Its worker choices are what an explanation tells."""
         self._context = self._gateway.context(answer_id, card.name, self.record.tracker)
         return self._context
+
+    def _hints(self) -> RoutingHints | None:
+        """Where the headers want the request to go. Raises InvalidRequest."""
+        return None if HINT_HEADERS.isdisjoint(self._named) else read_hints(self._turn.headers)
 
     def _check_ready(self, model: str) -> None:
         """A model that is known but cannot be served now is a 503, before anything is tried."""

@@ -9,7 +9,6 @@ from app.api.call import ModelCall
 from app.http_turn import Turn
 from app.responses import send_json
 from protocols.openai import parse_embedding
-from routers.hints import read_hints
 
 if TYPE_CHECKING:
     from app.gateway import Gateway
@@ -26,7 +25,7 @@ class EmbeddingsCall(ModelCall):
         model = self._gateway.models.embedding(request.model)
         self.record.began(model.card.name, stream=False, generates=False)
         context = self._open(f"embd-{random.getrandbits(128):032x}", model.card)
-        job = await model.embeddings.prepare(request, read_hints(self._turn.headers))
+        job = await model.embeddings.prepare(request, self._hints())
         self._check_ready(model.card.name)
         self.record.prepared(job.usage)
         body = await self._watched(job.run(context, self._story))

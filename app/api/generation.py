@@ -25,7 +25,6 @@ from pipeline.relay import RelayRequest, RelayUsage
 from protocols.errors import GatewayError
 from protocols.openai import ChatCompletionRequest, CompletionRequest, parse_chat, parse_completion
 from protocols.preprocessed import RoutingHints
-from routers.hints import read_hints
 from text.aggregate import Aggregate, ChatAggregate, CompletionAggregate
 from text.deltas import DONE, StreamRenderer
 from text.options import routing_hints
@@ -138,7 +137,7 @@ class GenerationCall(ModelCall):
         request = self._kind.parse(await self._body())
         model = gateway.models.generating(request.model)
         self.record.began(model.card.name, stream=bool(request.stream))
-        hints = read_hints(self._turn.headers)
+        hints = self._hints()
         context = self._open(self._kind.answer_id(), model.card)
         asides = self._asides = Asides.of(request)
         if asides is not None:

@@ -40,18 +40,18 @@ class Client:
 
 @pytest.mark.parametrize("parts", [[b"whole"], [b"wh", b"", b"ole"], [b"", b"whole", b""]])
 async def test_a_body_is_joined_of_its_parts(parts: list[bytes]) -> None:
-    assert await budget().read([JSON], Client(parts)) == b"whole"
+    assert await budget().read(dict([JSON]), Client(parts)) == b"whole"
 
 
 async def test_a_body_of_just_the_limit_is_taken() -> None:
-    assert await budget(max_body=4).read([JSON, announced(4)], Client([b"1234"])) == b"1234"
+    assert await budget(max_body=4).read(dict([JSON, announced(4)]), Client([b"1234"])) == b"1234"
 
 
 async def test_an_announced_length_beyond_the_limit_is_refused_unread() -> None:
     client = Client([b"12345"])
 
     with pytest.raises(BodyTooLarge):
-        await budget(max_body=4).read([JSON, announced(5)], client)
+        await budget(max_body=4).read(dict([JSON, announced(5)]), client)
 
     assert client.taken == 0
 
@@ -60,14 +60,14 @@ async def test_an_unannounced_body_is_refused_where_it_passes_the_limit() -> Non
     client = Client([b"123", b"45", b"more"])
 
     with pytest.raises(BodyTooLarge):
-        await budget(max_body=4).read([JSON], client)
+        await budget(max_body=4).read(dict([JSON]), client)
 
     assert client.taken == 2
 
 
 @pytest.mark.parametrize("kind", [b"application/json", b"Application/JSON ; charset=utf-8", b"application/geo+json"])
 async def test_json_is_taken_by_any_of_its_names(kind: bytes) -> None:
-    assert await budget().read([(b"content-type", kind)], Client([b"{}"])) == b"{}"
+    assert await budget().read({b"content-type": kind}, Client([b"{}"])) == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -85,39 +85,39 @@ async def test_anything_else_is_refused_unread(headers: list[tuple[bytes, bytes]
     client = Client([b"{}"])
 
     with pytest.raises(UnsupportedMediaType):
-        await budget().read(headers, client)
+        await budget().read(dict(headers), client)
 
     assert client.taken == 0
 
 
 async def test_the_identity_is_no_encoding() -> None:
-    assert await budget().read([JSON, (b"content-encoding", b"identity")], Client([b"{}"])) == b"{}"
+    assert await budget().read(dict([JSON, (b"content-encoding", b"identity")]), Client([b"{}"])) == b"{}"
 
 
 async def test_a_length_that_is_no_number_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        await budget().read([JSON, (b"content-length", b"-1")], Client([b"{}"]))
+        await budget().read(dict([JSON, (b"content-length", b"-1")]), Client([b"{}"]))
 
 
 async def test_what_others_have_announced_counts_before_it_has_come() -> None:
     bodies = budget(max_in_flight=150)
-    first = bodies.read([JSON, announced(100)], Suspended())
+    first = bodies.read(dict([JSON, announced(100)]), Suspended())
     start(first)
 
     with pytest.raises(Overloaded):
-        await bodies.read([JSON, announced(60)], Client([b"{}"]))
+        await bodies.read(dict([JSON, announced(60)]), Client([b"{}"]))
 
-    assert await bodies.read([JSON, announced(50)], Client([b"{}"])) == b"{}"
+    assert await bodies.read(dict([JSON, announced(50)]), Client([b"{}"])) == b"{}"
     first.close()
 
 
 async def test_what_nobody_announced_counts_as_it_comes() -> None:
     bodies = budget(max_in_flight=150)
-    first = bodies.read([JSON, announced(100)], Suspended())
+    first = bodies.read(dict([JSON, announced(100)]), Suspended())
     start(first)
 
     with pytest.raises(Overloaded):
-        await bodies.read([JSON], Client([b"x" * 40, b"x" * 40]))
+        await bodies.read(dict([JSON]), Client([b"x" * 40, b"x" * 40]))
 
     first.close()
     assert bodies.bytes == 0
@@ -139,7 +139,7 @@ async def test_however_a_reading_ends_no_byte_of_it_stays_in_the_account(
     bodies = budget()
 
     try:
-        await bodies.read(headers, Client(parts))
+        await bodies.read(dict(headers), Client(parts))
     except (InvalidRequest, ClientGone):
         pass
 
@@ -148,7 +148,7 @@ async def test_however_a_reading_ends_no_byte_of_it_stays_in_the_account(
 
 async def test_a_client_that_leaves_in_the_middle_is_told_apart() -> None:
     with pytest.raises(ClientGone):
-        await budget().read([JSON, announced(9)], Client([b"{}", GONE], more=True))
+        await budget().read(dict([JSON, announced(9)]), Client([b"{}", GONE], more=True))
 
 
 def test_requests_are_counted_up_to_their_limit() -> None:

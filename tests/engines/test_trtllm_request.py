@@ -233,6 +233,14 @@ def test_a_schema_that_is_not_json_is_the_clients_fault():
     assert caught.value.param == "guided_json"
 
 
+@pytest.mark.parametrize("levels", [129, 300])
+def test_a_tag_that_is_nested_too_deeply_is_the_clients_fault(levels):
+    with pytest.raises(InvalidRequest, match="nested too deeply") as caught:
+        body_of(guided(structural_tag='{"a":' * levels + "1" + "}" * levels))
+
+    assert caught.value.param == "structural_tag"
+
+
 def test_a_clients_unknown_fields_do_not_pass():
     request = replace(REQUEST, extra_args={"extra_body": {"mirostat": 2, "user": "u"}})
 

@@ -51,6 +51,8 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
         ("hi", "messages[0]"),
         ({"content": "x"}, "messages[0].role"),
         ({"role": 5, "content": "x"}, "messages[0].role"),
+        ({"role": {}, "content": "x"}, "messages[0].role"),
+        ({"role": ["user"], "content": "x"}, "messages[0].role"),
         ({"role": "robot", "content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": None}, "messages[0].content"),
@@ -111,19 +113,11 @@ def test_no_tools_is_none_for_the_template_however_it_is_said():
     assert chat(tools=[PING], tool_choice="none").template_tools() is None
 
 
-@pytest.mark.parametrize(
-    ("named", "shown"),
-    [
-        ([PING], [PING]),
-        ([{"name": "ping"}, {"type": "function", "name": "gone"}, {"type": []}, "ping"], [PING]),
-        ([], None),
-        (None, None),
-    ],
-)
-def test_only_allowed_tools_are_shown(named, shown):
+@pytest.mark.parametrize("named", [PING, {"name": "ping"}, {"type": "function", "name": "ping"}])
+def test_only_allowed_tools_are_shown(named):
     pong = {"type": "function", "function": {"name": "pong"}}
-    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}
-    assert chat(tools=[PING, pong], tool_choice=choice).template_tools() == shown
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    assert chat(tools=[PING, pong], tool_choice=choice).template_tools() == [PING]
 
 
 def test_deprecated_functions_reach_the_template_as_tools():
@@ -158,6 +152,55 @@ def shell(**more):
         (
             {"tools": [PING], "tool_choice": {"type": "function", "function": {"name": "pong"}}},
             "tool_choice.function.name",
+        ),
+        (
+            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": {}}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {"tools": [PING], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {
+                "tools": [PING],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["ping"]}},
+            },
+            "tool_choice.allowed_tools.tools[0]",
+        ),
+        (
+            {
+                "tools": [PING],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{**PING, "type": []}]},
+                },
+            },
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
+        (
+            {
+                "tools": [PING],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]},
+                },
+            },
+            "tool_choice.allowed_tools.tools[0].name",
+        ),
+        (
+            {
+                "tools": [PING],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [PING, {"type": "function", "name": "pong"}]},
+                },
+            },
+            "tool_choice.allowed_tools.tools[1].name",
         ),
         ({"tools": [PING], "tool_choice": {"type": "custom", "custom": {"name": "ping"}}}, "tool_choice.custom.name"),
         ({"tools": [shell(format="text")]}, "tools[0].custom.format"),

@@ -1,10 +1,13 @@
 """What the front door accepts, what it refuses, and that a refusal names its place."""
 
 import json
+from typing import Any
 
+import orjson
 import pytest
 
 from protocols.errors import InvalidRequest
+from protocols.nesting import MAX_DEPTH
 from protocols.openai import parse_chat, parse_completion
 from tests.protocols.request_bodies import USER, chat, completion, refused
 
@@ -27,6 +30,35 @@ from tests.protocols.request_bodies import USER, chat, completion, refused
 def test_a_body_that_is_no_json_object_is_refused_in_words(body, words):
     with pytest.raises(InvalidRequest, match=words):
         parse_chat(body)
+
+
+def nested(opened, closed, levels):
+    """A body of so many levels, itself the first."""
+    inner = levels - 1
+    return f'{{"model": "m", "prompt": "x", "vendor": {opened * inner}1{closed * inner}}}'.encode()
+
+
+NESTINGS = pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
+
+
+@NESTINGS
+def test_a_body_may_be_nested_as_deep_as_its_limit(opened, closed):
+    assert parse_completion(nested(opened, closed, MAX_DEPTH)).prompt == "x"
+
+
+@NESTINGS
+@pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 300, 900])
+def test_a_deeper_body_is_refused_for_no_engine_could_be_told_of_it(opened, closed, levels):
+    with pytest.raises(InvalidRequest, match="nested"):
+        parse_completion(nested(opened, closed, levels))
+
+
+def test_many_brackets_are_no_depth():
+    request = parse_completion(
+        b'{"model": "m", "prompt": [' + b"[1], " * 300 + b'[2]], "vendor": "' + b"[{" * 300 + b'"}'
+    )
+
+    assert len(request.prompts()) == 301
 
 
 def test_a_member_named_twice_counts_as_it_was_named_last():
@@ -396,3 +428,57 @@ def test_best_of_is_at_least_n_and_is_not_streamed():
     assert "n (2)" in refused(completion, n=2, best_of=1).message
     assert refused(completion, n=2, best_of=4, stream=True).param == "best_of"
     assert refused(completion, best_of=21).param == "best_of"
+
+
+# ---- chats of the same parameters
+
+
+def chat_body(content: str, **more: Any) -> bytes:
+    return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": content}], **more})
+
+
+def test_chats_of_the_same_parameters_are_alike_and_keep_their_own_messages() -> None:
+    one, other = (parse_chat(chat_body(content, temperature=0.5, odd=[1])) for content in ("one", "other"))
+
+    assert one.alike is other.alike
+    assert [chat.messages[0]["content"] for chat in (one, other)] == ["one", "other"]
+    assert one.temperature == other.temperature == 0.5
+    assert one.model_extra == {"odd": [1]}
+
+
+def test_a_chat_that_is_like_an_earlier_one_is_what_it_would_be_alone() -> None:
+    parse_chat(chat_body("earlier", top_p=0.25, user=None))
+
+    chat = parse_chat(chat_body("later", top_p=0.25, user=None))
+
+    assert chat.body() == orjson.loads(chat_body("later", top_p=0.25, user=None))
+    assert chat.model_fields_set == {"model", "messages", "top_p", "user"}
+
+
+@pytest.mark.parametrize("more", [{"temperature": 1}, {"temperature": None}, {"seed": 1}, {}, {"odd": 1}])
+def test_chats_that_differ_in_anything_but_messages_are_not_alike(more: dict[str, Any]) -> None:
+    assert parse_chat(chat_body("x", **more)).alike is not parse_chat(chat_body("x", temperature=0.5)).alike
+
+
+def test_a_refusal_is_not_remembered_as_anything_else() -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as refused:
+            parse_chat(chat_body("x", temperature=3))
+        assert refused.value.param == "temperature"
+
+
+def test_parameters_of_any_size_are_read() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{n}", "description": "d" * 1000}} for n in range(100)]
+
+    assert len(parse_chat(chat_body("x", tools=tools)).tools or ()) == 100
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 250, 900])
+@pytest.mark.parametrize("place", ["message", "parameter"])
+def test_a_chat_that_is_nested_too_deeply_is_refused_wherever_that_is(levels: int, place: str) -> None:
+    deep = b"[" * levels + b"]" * levels
+    message, parameter = (deep, b"1") if place == "message" else (b"1", deep)
+    body = b'{"model": "m", "odd": %b, "messages": [{"role": "user", "content": "x", "odd": %b, "name": "n"}]}'
+
+    with pytest.raises(InvalidRequest, match="nested"):
+        parse_chat(body % (parameter, message))

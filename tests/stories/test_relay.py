@@ -115,6 +115,14 @@ def test_the_client_never_hears_what_the_server_calls_the_model(open_house: Open
     assert text == answer("Say it.", 8)
 
 
+def test_a_servers_refusal_is_told_as_its_own(open_house: OpenHouse) -> None:
+    house = open_house(Hosted("near", "openai"))
+
+    reply = house.http.post("/v1/completions", json={"model": "near", "prompt": "Say it.", "stop": ["e", 2]})
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stop")
+
+
 def test_the_server_is_asked_by_its_own_name_with_everything_the_client_said(open_house: OpenHouse) -> None:
     upstream = Upstream(whole())
     said = {**CHAT, "temperature": 0.3, "vendor_option": {"deep": [1, None]}, "reasoning_effort": "low", "stop": ["x"]}

@@ -220,8 +220,16 @@ def _take(events: Events, chunk: dict[str, Any]) -> None:
     assert chunk["choices"] or chunk.get("usage") or chunk.keys() & {"tandem", "nvext"}, "an empty chunk"
     for choice in chunk["choices"]:
         opening = choice.get("delta", {}).get("role") is not None
-        assert opening or _text(choice) or choice["finish_reason"], f"an empty choice: {choice}"
+        assert opening or _tells(choice, events) or choice["finish_reason"], f"an empty choice: {choice}"
     events.chunks.append(chunk)
+
+
+def _tells(choice: Mapping[str, Any], events: Events) -> bool:
+    """Does it bring anything? An empty content does where null was said before: the answer is no call."""
+    delta = choice.get("delta", {})
+    if _text(choice) or any(delta.values()) or choice.get("logprobs"):
+        return True
+    return delta == {"content": ""} and not events.text(choice["index"])
 
 
 def _text(choice: Mapping[str, Any]) -> str:

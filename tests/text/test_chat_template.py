@@ -338,17 +338,36 @@ def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:
     assert text_of(TOOL_CALLS, [{"role": "assistant", "tool_calls": [call]}]) == "f={};"
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', 5])
+DEEP = ['{"a":' * levels + "1" + "}" * levels for levels in (129, 300, 5000)]
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', 5, "[" * 90_000, *DEEP], ids=lambda text: repr(text)[:9])
 def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
     call = {"function": {"name": "f", "arguments": arguments}}
     with pytest.raises(InvalidRequest, match=r"messages\[0\].tool_calls\[0\].function.arguments"):
         text_of(TOOL_CALLS, [{"role": "assistant", "tool_calls": [call]}])
 
 
+def test_a_refusal_quotes_no_more_than_a_little() -> None:
+    with pytest.raises(InvalidRequest) as part:
+        text_of(CHATML, [{"role": "user", "content": [{"type": "x" * 9000}]}])
+    with pytest.raises(InvalidRequest) as template:
+        text_of("{{ raise_exception('no ' + messages[0].content) }}", [{"role": "user", "content": "x" * 9000}])
+
+    assert len(part.value.message) < 200
+    assert len(template.value.message) < 1000
+
+
 @pytest.mark.parametrize("call", [5, {"id": "x"}, {"function": "f"}])
 def test_a_tool_call_without_a_function_is_refused(call: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"tool_calls\[0\]"):
         text_of(TOOL_CALLS, [{"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize("calls", [True, 5, 1.5, "calls", {"a": 1}], ids=str)
+def test_tool_calls_that_are_no_list_are_refused_whoever_made_them(calls: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].tool_calls"):
+        text_of(TOOL_CALLS, [{"role": "user", "content": "x", "tool_calls": calls}])
 
 
 def test_an_empty_list_of_tool_calls_is_no_list() -> None:

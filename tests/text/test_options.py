@@ -274,6 +274,8 @@ def test_a_constraint_is_understood_in_every_tongue(fields, guided):
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs", "structured_outputs.regex"),
         ({"guided_json": "{"}, "guided_json", "not a JSON schema"),
         ({"guided_json": "[]"}, "guided_json", "an object"),
+        ({"guided_json": '{"a":' * 300 + "1" + "}" * 300}, "guided_json", "nested too deeply"),
+        ({"guided_json": "[" * 9000}, "guided_json", "not a JSON schema"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1"),
         ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice[1]", "a string"),
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "an array"),

@@ -1,0 +1,157 @@
+"""The answers as JSON schemas, for the OpenAPI document. `tests/conformance` holds answers to OpenAI's own types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _object(*required: str, **properties: Schema) -> Schema:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def _array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _nullable(kind: str) -> Schema:
+    return {"type": [kind, "null"]}
+
+
+def _either(*choices: Schema) -> Schema:
+    return {"anyOf": list(choices)}
+
+
+def _finish(*words: str) -> Schema:
+    return {"enum": list(words)}
+
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_NULL: Schema = {"type": "null"}
+_CHAT_FINISH = ("stop", "length", "tool_calls", "content_filter", "function_call")
+_TEXT_FINISH = ("stop", "length", "content_filter")
+_CALLED = _object("name", "arguments", name=_TEXT, arguments=_TEXT)
+_SAID: dict[str, Schema] = {"reasoning_content": _TEXT, "reasoning": _TEXT}
+_IDS = _array({"type": "integer"})
+_OF_CHOICE: dict[str, Schema] = {"index": _COUNT, "stop_reason": {"type": ["string", "integer"]}, "token_ids": _IDS}
+_OF_PROMPT: dict[str, Schema] = {
+    "prompt_token_ids": _IDS,
+    "prompt_logprobs": {"type": "array"},
+}
+_EXPLAINED: dict[str, Schema] = {"tandem": {"type": "object"}}
+
+
+def _answer(kind: str, choice: Schema, usage: Schema | None = None, *required: str, **members: Schema) -> Schema:
+    return _object(
+        "id", "object", "created", "model", "choices", *required,
+        id=_TEXT, object={"const": kind}, created={"type": "integer"}, model=_TEXT, choices=_array(choice),
+        usage=usage or ref("Usage"), **members,
+    )  # fmt: skip
+
+
+SCHEMAS: dict[str, Schema] = {
+    "Error": _object(
+        "error",
+        error=_object(
+            "message", "type", "param", "code",
+            message=_TEXT, type=_TEXT, param=_nullable("string"), code=_nullable("string"),
+        ),
+    ),
+    "Usage": _object(
+        "prompt_tokens", "completion_tokens", "total_tokens",
+        prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT,
+        prompt_tokens_details=_object(cached_tokens=_COUNT),
+        completion_tokens_details=_object(reasoning_tokens=_COUNT),
+    ),
+    "TokenLogprob": _object(
+        "token", "logprob", "bytes",
+        token=_TEXT, logprob={"type": "number"}, bytes=_nullable("array"), top_logprobs=_array(ref("TokenLogprob")),
+    ),
+    "ChatLogprobs": _either(_NULL, _object("content", content=_either(_NULL, _array(ref("TokenLogprob"))))),
+    "TextLogprobs": _either(
+        _NULL,
+        _object(
+            "tokens", "token_logprobs", "top_logprobs", "text_offset",
+            tokens=_array(_TEXT), token_logprobs=_array(_nullable("number")),
+            top_logprobs=_array(_nullable("object")), text_offset=_array(_COUNT),
+        ),
+    ),
+    "ChatCompletion": _answer(
+        "chat.completion",
+        _object(
+            "index", "message", "finish_reason",
+            message=_object(
+                "role", "content",
+                role={"const": "assistant"}, content=_nullable("string"), refusal=_nullable("string"), **_SAID,
+                tool_calls=_array(
+                    _object("id", "type", "function", id=_TEXT, type={"const": "function"}, function=_CALLED)
+                ),
+                function_call=_CALLED,
+            ),
+            logprobs=ref("ChatLogprobs"), finish_reason=_finish(*_CHAT_FINISH), **_OF_CHOICE,
+        ),
+        **_OF_PROMPT, **_EXPLAINED,
+    ),
+    "ChatCompletionChunk": _answer(
+        "chat.completion.chunk",
+        _object(
+            "index", "delta", "finish_reason",
+            delta=_object(
+                role={"const": "assistant"}, content=_nullable("string"), **_SAID,
+                tool_calls=_array(
+                    _object(
+                        "index", index=_COUNT, id=_TEXT, type={"const": "function"},
+                        function=_object(name=_TEXT, arguments=_TEXT),
+                    )
+                ),
+                function_call=_object(name=_TEXT, arguments=_TEXT),
+            ),
+            logprobs=ref("ChatLogprobs"), finish_reason=_either(_finish(*_CHAT_FINISH), _NULL), **_OF_CHOICE,
+        ),
+        _either(ref("Usage"), _NULL), **_OF_PROMPT, **_EXPLAINED,
+    ),
+    "Completion": _answer(
+        "text_completion",
+        _object(
+            "index", "text", "finish_reason",
+            text=_TEXT, logprobs=ref("TextLogprobs"),
+            finish_reason=_either(_finish(*_TEXT_FINISH), _NULL), **_OF_CHOICE, **_OF_PROMPT,
+        ),
+        _either(ref("Usage"), _NULL), **_EXPLAINED,
+    ),
+    "Embeddings": _object(
+        "object", "data", "model", "usage",
+        object={"const": "list"}, model=_TEXT,
+        data=_array(
+            _object(
+                "object", "index", "embedding",
+                object={"const": "embedding"}, index=_COUNT, embedding=_either(_array({"type": "number"}), _TEXT),
+            )
+        ),
+        usage=_object("prompt_tokens", "total_tokens", prompt_tokens=_COUNT, total_tokens=_COUNT), **_EXPLAINED,
+    ),
+    "Tokens": _object(
+        "count", "max_model_len", "tokens",
+        count=_COUNT, max_model_len=_nullable("integer"), tokens=_IDS, token_strs=_nullable("array"),
+    ),
+    "Detokenized": _object("prompt", prompt=_TEXT),
+    "Model": _object(
+        "id", "object", "created", "owned_by",
+        id=_TEXT, object={"const": "model"}, created={"type": "integer"}, owned_by=_TEXT,
+        root=_TEXT, parent=_TEXT, max_model_len=_COUNT,
+    ),
+    "ModelList": _object("object", "data", object={"const": "list"}, data=_array(ref("Model"))),
+    "Health": _object(
+        "status", "models",
+        status=_finish("healthy", "unhealthy", "draining"),
+        models={"type": "object", "additionalProperties": _object("servable", servable={"type": "boolean"})},
+    ),
+    "Live": _object("status", status={"const": "live"}),
+}  # fmt: skip
+"""By name."""
