@@ -27,7 +27,7 @@ from text.chat_messages import raw_prompt, refuse_media
 from text.chat_reader import ChatPlan, ChatReader
 from text.chat_template import ChatTemplate
 from text.options import budget, choice_sampling, stop_conditions, wanted_tokens
-from text.reasoning.styles import SWITCHES
+from text.reasoning.styles import THINKING_ARGUMENTS
 from text.tokenizer import Tokenizer
 from text.truncation import cut
 from text.unsupported import without
@@ -305,8 +305,8 @@ def _template_arguments(request: ChatCompletionRequest) -> Mapping[str, Any]:
         arguments.setdefault("reasoning_effort", request.reasoning_effort)
     thinks = request.thinks()
     if thinks is not None:
-        for switch in SWITCHES:
-            arguments.setdefault(switch, thinks)
+        for name in THINKING_ARGUMENTS:
+            arguments.setdefault(name, thinks)
     return arguments
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 _TAIL = 4000
 """Characters at a prompt's end in which the continued message's marks are looked for."""
-SWITCHES = ("enable_thinking", "thinking")
+THINKING_ARGUMENTS = ("enable_thinking", "thinking")
 """The arguments by which templates are told whether to think: Qwen's and GLM's name, and DeepSeek's."""
 
 
@@ -56,7 +56,7 @@ class ThinkingStyle:
             opened = max(tail.rfind(mark) for mark in self.opens)
             closed = max(tail.rfind(mark) for mark in self.closes)
             return opened > closed
-        if any((arguments or {}).get(switch) is False for switch in SWITCHES):
+        if any((arguments or {}).get(name) is False for name in THINKING_ARGUMENTS):
             return False
         return self.starts
 
