@@ -20,6 +20,7 @@ import uvicorn
 import uvloop
 
 from app.api.bodies import BodyBudget
+from app.api.trace import Trace
 from app.http_protocol import HttpProtocol
 from app.main import Front
 from app.server import Server
@@ -141,7 +142,7 @@ class Gateway:
 
     # ---- what requests ask for
 
-    def context(self, answer_id: str, model: str, tracker: RequestTracker) -> RequestContext:
+    def context(self, answer_id: str, model: str, tracker: RequestTracker, trace: Trace = ()) -> RequestContext:
         """A fresh request's context."""
         return RequestContext(
             answer_id,
@@ -150,6 +151,7 @@ class Gateway:
             background=self.background,
             tracker=tracker,
             deadline=time.monotonic() + self.settings.server.request_timeout_s,
+            trace=trace,
         )
 
     def status_of(self, error: GatewayError) -> int:

@@ -151,7 +151,7 @@ class RequestContext:
     """One request, or one choice of it (`child`), on its way down and up.
 
     `deadline`: in the clock's seconds, None for none. `choices`: what the router picked, in order, per attempt and leg.
-    `outlives`: the work is for nobody any more, see `released`.
+    `outlives`: the work is for nobody any more, see `released`. `trace`: headers that tell workers of its trace.
     """
 
     __slots__ = (
@@ -165,6 +165,7 @@ class RequestContext:
         "model",
         "outlives",
         "request_id",
+        "trace",
         "tracker",
     )
 
@@ -179,6 +180,7 @@ class RequestContext:
         deadline: float | None = None,
         flow: Flow | None = None,
         index: int = 0,
+        trace: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.request_id = request_id
         self.model = model
@@ -188,6 +190,7 @@ class RequestContext:
         self.deadline = deadline
         self.flow = flow if flow is not None else Flow()
         self.index = index
+        self.trace = trace
         self.outlives = False
         self.migration = MigrationState()
         self.choices: list[tuple[Leg, Choice]] = []
@@ -203,6 +206,7 @@ class RequestContext:
             deadline=self.deadline,
             flow=self.flow,
             index=index,
+            trace=self.trace,
         )
         child.choices = self.choices
         return child

@@ -139,7 +139,9 @@ class Reading(Generic[T]):
         self._parser = self.talk.parser(self.lease)
         self._refusal, self._refusal_size, self._status, self._settled = [], 0, 0, False
         try:
-            exchange = self._exchange = await self._router.client.send(self.lease.worker.url, call, self, fresh=fresh)
+            exchange = self._exchange = await self._router.client.send(
+                self.lease.worker.url, call, self, fresh=fresh, headers=self.context.trace
+            )
         except WorkerFailure as error:
             raise self._failed(broken or error) from error.__cause__
         if self._failure is not None:

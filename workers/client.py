@@ -262,14 +262,22 @@ class WorkerClient:
         self._keys[url] = key
         self._origins.pop(url, None)
 
-    async def send(self, url: str, call: Call, reader: Reader, *, fresh: bool = False) -> Exchange:
+    async def send(
+        self,
+        url: str,
+        call: Call,
+        reader: Reader,
+        *,
+        fresh: bool = False,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> Exchange:
         """Sends one call to the worker at `url`. Raises CannotConnect when it cannot be reached.
 
-        A pooled connection may turn out dead: `Exchange` then fails with Disconnected and no first byte; the caller
-        sends once more with `fresh`.
+        `headers`: beside the call's own. A pooled connection may turn out dead: `Exchange` then fails with Disconnected
+        and no first byte; the caller sends once more with `fresh`.
         """
         origin = self._origins.get(url) or self._origins.setdefault(url, _Origin(url, self._keys.get(url)))
-        request = origin.request(call, self._extra)
+        request = origin.request(call, self._extra, headers)
         pool = self._pools.get(url) or self._pools.setdefault(url, _Pool(asyncio.get_running_loop()))
         connection = None if fresh else pool.take()
         if connection is None:
@@ -325,10 +333,10 @@ class _Origin:
         self._heads: dict[tuple[str, str, str], bytes] = {}
         self.host_header = host if parts.port is None else f"{host}:{parts.port}"
 
-    def request(self, call: Call, extra: str) -> bytes:
+    def request(self, call: Call, extra: str, headers: tuple[tuple[str, str], ...]) -> bytes:
         kind = call.method, call.path, call.content_type
         head = self._heads.get(kind) or self._heads.setdefault(kind, self._head(*kind, extra))
-        lines = "".join([f"{name}: {value}\r\n" for name, value in call.headers]).encode("latin-1")
+        lines = "".join([f"{name}: {value}\r\n" for name, value in (*call.headers, *headers)]).encode("latin-1")
         return b"%bcontent-length: %d\r\n%b\r\n%b" % (head, len(call.body), lines, call.body)
 
     def _head(self, method: str, path: str, content_type: str, extra: str) -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from app.api.identity import PROCESSING_MS, request_id_of
+from app.api.trace import trace_of
 from app.http_turn import Turn
 from app.responses import Headers, send_error
 from pipeline.context import RequestContext
@@ -197,7 +198,8 @@ class ModelCall(Call):
 
     def _open(self, answer_id: str, card: ModelCard) -> RequestContext:
         """The request's context. Its worker choices are what an explanation tells."""
-        self._context = self._gateway.context(answer_id, card.name, self.record.tracker)
+        trace = trace_of(self._named, self._request_id)
+        self._context = self._gateway.context(answer_id, card.name, self.record.tracker, trace)
         return self._context
 
     def _hints(self) -> RoutingHints | None:

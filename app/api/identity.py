@@ -1,4 +1,4 @@
-"""What a response's headers say of its request: the id it is known by (workers never see it), and the time it took."""
+"""What a response's headers say of its request: the id it is known by, and the time it took."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from engines.base import Call
 from protocols.worker import Worker
@@ -45,10 +46,10 @@ class DoorClient(WorkerClient):
         door = self._doors[url] = Door()
         return door
 
-    async def send(self, url: str, call: Call, reader: Reader, *, fresh: bool = False) -> Exchange:
+    async def send(self, url: str, call: Call, reader: Reader, **more: Any) -> Exchange:
         if url in self._doors:
             await self._doors[url].passed()
-        exchange = self._last[url] = await super().send(url, call, reader, fresh=fresh)
+        exchange = self._last[url] = await super().send(url, call, reader, **more)
         return exchange
 
     def has_heard(self, url: str) -> bool:

@@ -8,6 +8,7 @@ second costs turns of the loop, in which the workers' sockets are served.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from simulator.fleet import Simulator
 from simulator.model import Pace
 from simulator.options import NativeOptions, SimulatorOptions, TrtllmOptions, VllmOptions
 from tests.pipeline.rig import Asked, Rig, Taken, request_of
+from tests.pipeline.scripted import PATIENCE_S
 
 SLOW = Pace(ttft_s=0.5, prefill_s=0.0, decode_s=0.05, batch_s=0.0, transfer_s=0.05)
 """A prefill takes half a second, and the KV's way about as long."""
@@ -63,13 +65,22 @@ class Scene:
                 await asyncio.sleep(0)
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Time passes until it holds, and the loop does not turn once more."""
-        for _ in range(400):
+        """Time passes until it holds, and the loop does not turn once more.
+
+        Sockets may be slower than simulated time: then that stands still and they are waited for.
+        """
+        patience = time.monotonic() + PATIENCE_S
+        left = 400
+        while time.monotonic() < patience:
             for _ in range(4):
                 await asyncio.sleep(0)
                 if true():
                     return
-            self.rig.tick(0.05)
+            left -= 1
+            if left > 0:
+                self.rig.tick(0.05)
+            else:
+                time.sleep(0.001)
         raise AssertionError("it never came to that")
 
     def held(self) -> list[str]:

@@ -157,12 +157,14 @@ CLIENTS = {
 }
 
 
-def test_no_header_of_the_clients_reaches_a_server_and_none_of_the_servers_the_client(open_house: OpenHouse) -> None:
+def test_no_header_of_the_clients_reaches_a_server_but_its_trace_and_none_of_the_servers_the_client(
+    open_house: OpenHouse,
+) -> None:
     upstream = Upstream(whole(), set_cookie="c=d", etag="1", content_language="xx")
 
     reply = asked_through(open_house, upstream, CHAT, **CLIENTS)
 
-    assert [set(headers) for headers in upstream.headers] == [{"host", "content-type", "content-length"}]
+    assert [set(headers) for headers in upstream.headers] == [{"host", "content-type", "content-length", "baggage"}]
     assert [reply.count(name) for name in ("set-cookie", "etag", "content-language", "content-encoding")] == [0] * 4
     assert reply.header("content-type") == "application/json"
 
