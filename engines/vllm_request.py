@@ -137,19 +137,20 @@ def _sampling(request: PreprocessedRequest, ask: Ask) -> dict[str, Any]:
         "min_p": options.min_p or 0.0,
         "repetition_penalty": 1.0 if options.repetition_penalty is None else options.repetition_penalty,
     }
-    optional = {
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "seed": options.seed,
-        "min_tokens": ask.min_tokens,
-        "logprobs": ask.logprobs,
-        "prompt_logprobs": ask.prompt_logprobs,
-        "skip_special_tokens": output.skip_special_tokens,
-        "include_stop_str_in_output": options.include_stop_str_in_output,
-        "stream_interval": stream_interval(request) if ask.stream else None,
-        "thinking_token_budget": request.stop_conditions.max_thinking_tokens,
-    }
-    sampling |= {name: value for name, value in optional.items() if value is not None}
+    for name, value in (
+        ("presence_penalty", options.presence_penalty),
+        ("frequency_penalty", options.frequency_penalty),
+        ("seed", options.seed),
+        ("min_tokens", ask.min_tokens),
+        ("logprobs", ask.logprobs),
+        ("prompt_logprobs", ask.prompt_logprobs),
+        ("skip_special_tokens", output.skip_special_tokens),
+        ("include_stop_str_in_output", options.include_stop_str_in_output),
+        ("stream_interval", stream_interval(request) if ask.stream else None),
+        ("thinking_token_budget", request.stop_conditions.max_thinking_tokens),
+    ):
+        if value is not None:
+            sampling[name] = value
     if options.logit_bias:
         sampling["logit_bias"] = {str(token_id): bias for token_id, bias in options.logit_bias.items()}
     if options.guided_decoding is not None and (constraint := _structured(options.guided_decoding)):

@@ -23,7 +23,7 @@ from protocols.errors import Blame, Enough, GatewayError, WorkerFailure, WorkerS
 from protocols.outputs import LLMEngineOutput
 from protocols.preprocessed import PreprocessedRequest
 from protocols.worker import Leg, Worker
-from routers.base import Candidate, Choice, Profile, Query, choose
+from routers.base import Candidate, Choice, Profile, Query, Usual, choose
 from routers.load import Loads, Reservation
 from workers.client import WorkerClient
 from workers.registry import Registry
@@ -105,6 +105,7 @@ class WorkerRouter:
         self.clock = clock
         self._loads = loads
         self._profiles = profiles
+        self._usual = {leg: Usual() for leg in profiles}
         self._observer = observer
 
     # ---- step one
@@ -145,7 +146,7 @@ class WorkerRouter:
         """Only capable workers count. Nearly all requests suit all workers, so the chosen one is asked first."""
         profile, candidates = self._profiles[query.leg], self.registry.candidates(self.model, query.leg)
         try:
-            choice = choose(profile, candidates, query)
+            choice = choose(profile, candidates, query, self._usual[query.leg])
         except GatewayError:
             incapable = self._incapable(request, candidates)
             if not incapable:

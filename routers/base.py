@@ -99,7 +99,10 @@ class Query:
 
 
 class Filter(Protocol):
-    """Removes candidates. Returns the very sequence it was given when it removes none."""
+    """Removes candidates. Returns the very sequence it was given when it removes none.
+
+    Looks at nothing that changes while the candidates are the same.
+    """
 
     @property
     def name(self) -> str: ...
@@ -184,14 +187,53 @@ class Choice:
         }
 
 
-def choose(profile: Profile, candidates: Sequence[Candidate], query: Query) -> Choice:
+Eligible = tuple[Sequence[Candidate], Sequence[Step]]
+"""Who is left after all filters, and the filters that removed somebody."""
+
+
+class Usual:
+    """Who is eligible for the requests that say nothing of workers, as nearly all do: found once for the candidates.
+
+    For one leg of one model. Candidates are another sequence as soon as anything about one of them has changed.
+    """
+
+    __slots__ = ("_candidates", "_found")
+
+    def __init__(self) -> None:
+        self._candidates: Sequence[Candidate] = ()
+        self._found: dict[bool | None, Eligible] = {}
+
+    def eligible(self, profile: Profile, candidates: Sequence[Candidate], query: Query) -> Eligible:
+        if query.hints is not None or query.excluded or query.pair_keys is not None or query.incapable:
+            return narrowed(profile, candidates, query)
+        if candidates is not self._candidates:
+            self._candidates, self._found = candidates, {}
+        found = self._found.get(query.alone)
+        if found is None:
+            found = self._found[query.alone] = narrowed(profile, candidates, query)
+        return found
+
+
+def choose(profile: Profile, candidates: Sequence[Candidate], query: Query, usual: Usual | None = None) -> Choice:
     """The worker for one leg of one request.
 
     Raises NoAvailableWorkers, Overloaded or InvalidRequest, naming the first filter that left nobody.
     """
     if not candidates:
         raise NoAvailableWorkers(f"no worker is registered for the {query.leg.value} leg")
-    steps: list[Step] | None = None
+    if usual is None:
+        left, steps = narrowed(profile, candidates, query)
+    else:
+        left, steps = usual.eligible(profile, candidates, query)
+    if not profile.scorers:
+        return Choice(profile, query, profile.picker(left, None, query), left, steps)
+    parts, totals = _scored(profile, left, query)
+    return Choice(profile, query, profile.picker(left, totals, query), left, steps, parts)
+
+
+def narrowed(profile: Profile, candidates: Sequence[Candidate], query: Query) -> Eligible:
+    """Applies the profile's filters. Raises what the first says that leaves nobody."""
+    steps: list[Step] = []
     left = candidates
     for narrow in profile.filters:
         kept = narrow(left, query)
@@ -199,14 +241,9 @@ def choose(profile: Profile, candidates: Sequence[Candidate], query: Query) -> C
             continue
         if not kept:
             raise narrow.refusal(left, query)
-        if steps is None:
-            steps = []
         steps.append((narrow.name, left, kept))
         left = kept
-    if not profile.scorers:
-        return Choice(profile, query, profile.picker(left, None, query), left, steps or ())
-    parts, totals = _scored(profile, left, query)
-    return Choice(profile, query, profile.picker(left, totals, query), left, steps or (), parts)
+    return left, steps or ()
 
 
 def _scored(profile: Profile, left: Sequence[Candidate], query: Query) -> tuple[list[list[float]], list[float]]:

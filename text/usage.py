@@ -49,8 +49,7 @@ class UsageCount:
 
     def __init__(self, prompt_tokens: Sequence[int | None], candidates: int = 1) -> None:
         self._prompt_tokens = tuple(prompt_tokens)
-        known = [length for length in self._prompt_tokens if length is not None]
-        self._known = sum(known) if len(known) == len(self._prompt_tokens) else None
+        self._known = None if None in self._prompt_tokens else sum(self._prompt_tokens)  # type: ignore[arg-type]
         self._candidates = candidates
         self.choices = [ChoiceCount() for _ in range(len(self._prompt_tokens) * candidates)]
 
