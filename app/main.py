@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -53,15 +54,20 @@ class Front:
         self._posted = posted | {f"{path}/": endpoint for path, endpoint in posted.items()}
         self.app = _build_app(gateway)
 
-    async def __call__(self, turn: Turn) -> None:
-        endpoint, method = self._posted.get(turn.path), turn.method
-        if endpoint is None:
+    def __call__(self, turn: Turn) -> Coroutine[Any, Any, None]:
+        endpoint = self._posted.get(turn.path)
+        if endpoint is not None and turn.method == "POST":
+            return endpoint(turn)
+        return self._answer(turn, posted=endpoint is not None)
+
+    async def _answer(self, turn: Turn, *, posted: bool) -> None:
+        """What is not posted. `posted`: it could be, there."""
+        method = turn.method
+        if not posted:
             if method == "OPTIONS" and turn.path == "*":
                 _allowed(turn, _ALL_METHODS)
             else:
                 await turn.serve(self.look)
-        elif method == "POST":
-            await endpoint(turn)
         elif method == "OPTIONS":
             _allowed(turn, _POSTED_METHODS)
         else:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.dispatch import Lease, WorkerRouter
 
 MAX_REFUSAL_BYTES = 1024 * 1024
+_NOT_MADE = Call("")
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class Reading(Generic[T]):
         self.talk = talk
         self.context = context
         self._sink = sink
-        self._call = Call("")
+        self._call = _NOT_MADE
         self._exchange: Exchange | None = None
         self._parser: Parser[T] | None = None
         self._failure: BaseException | None = None

@@ -49,17 +49,8 @@ class Endpoint:
         self._gateway = gateway
         self._call = call
 
-    async def __call__(self, turn: Turn) -> None:
-        call, bodies = self._call(self._gateway, turn), self._gateway.bodies
-        try:
-            bodies.enter()
-        except Overloaded as error:
-            await call.refuse(error)
-            return
-        try:
-            await call.run()
-        finally:
-            bodies.leave()
+    def __call__(self, turn: Turn) -> Coroutine[Any, Any, None]:
+        return self._call(self._gateway, turn).run()
 
 
 class Outcome(Protocol):
@@ -91,6 +82,12 @@ class Call(ABC):
 
     async def run(self) -> None:
         """Answers the request, whatever happens; returns when nothing of it is left."""
+        bodies = self._gateway.bodies
+        try:
+            bodies.enter()
+        except Overloaded as error:
+            await self.refuse(error)
+            return
         try:
             failure = await self._outcome()
             if failure is not None:
@@ -104,6 +101,7 @@ class Call(ABC):
             self._forgive_cancel()
             self.record.cancelled()
         finally:
+            bodies.leave()
             self._close()
             self.record.ended()
 
