@@ -44,6 +44,10 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 IN_TURN = ("vllm", "vllm-closed", "trtllm", "native")
 
 
+QUICK_TURNS = 100
+"""Steps of simulated time before it slows down."""
+
+
 @dataclass
 class Scene:
     """A pair (with more decode workers where a story wants them) and a request that is on its way to it."""
@@ -67,20 +71,20 @@ class Scene:
     async def until(self, true: Callable[[], bool]) -> None:
         """Time passes until it holds, and the loop does not turn once more.
 
-        Sockets may be slower than simulated time: then that stands still and they are waited for.
+        Sockets may be slower than simulated time: after a while that goes on slowly, so that they keep up.
         """
         patience = time.monotonic() + PATIENCE_S
-        left = 400
+        turns = 0
         while time.monotonic() < patience:
             for _ in range(4):
                 await asyncio.sleep(0)
                 if true():
                     return
-            left -= 1
-            if left > 0:
-                self.rig.tick(0.05)
-            else:
+            turns += 1
+            if turns > QUICK_TURNS:
                 time.sleep(0.001)
+            if turns <= QUICK_TURNS or turns % 10 == 0:
+                self.rig.tick(0.05)
         raise AssertionError("it never came to that")
 
     def held(self) -> list[str]:
@@ -98,6 +102,11 @@ class Scene:
             if not self.held() and not self.rig.background:
                 break
             await self.passes(0.25)
+        patience = time.monotonic() + PATIENCE_S
+        while (self.held() or self.rig.background) and time.monotonic() < patience:
+            # What sockets still have to bring, in no time of theirs.
+            time.sleep(0.001)
+            await asyncio.sleep(0)
         assert self.held() == []
         assert self.rig.held(self.asked.context) == {}
         assert self.prefill.state()["expired_pins"] == 0
