@@ -110,13 +110,17 @@ add_vllm_metadata() {
 }
 
 # The cu12 build loads without CUDA. Its progress thread polls without a pause and takes a core per idle engine; here it
-# may sleep between two polls (NIXL_PTHR_DELAY_US).
+# may sleep between two polls (NIXL_PTHR_DELAY_US). An engine that waits for a read asks for notifications without a
+# pause, and keeps that thread from moving the bytes while the cores are busy; here it may sleep, too
+# (NIXL_POLL_PAUSE_US).
 install_nixl() {
   pip install --no-deps "nixl==$NIXL" "nixl-cu12==$NIXL"
   local api
   api=$(site_packages)/nixl_cu12/_api.py
   sed -i -E 's/^( *agent_config\.pthrDelay = )0$/\1int(__import__("os").environ.get("NIXL_PTHR_DELAY_US", "0"))/' "$api"
+  sed -i -E 's/^( *)return self\.agent\.getNotifs\(\{\}, handle_list\)$/\1__import__("time").sleep(int(__import__("os").environ.get("NIXL_POLL_PAUSE_US", "0")) \/ 1e6)\n&/' "$api"
   grep -q NIXL_PTHR_DELAY_US "$api"
+  grep -q NIXL_POLL_PAUSE_US "$api"
 }
 
 # Otherwise the sender stages block indices in pinned memory, by CUDA events.
