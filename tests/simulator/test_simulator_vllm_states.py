@@ -163,21 +163,44 @@ async def leaving(simulator: Simulator, body: dict[str, Any]) -> None:
         await client.post(f"{simulator.url}/v1/completions", json={"model": "m", **body})
 
 
-@pytest.mark.parametrize(("route", "freed"), [("/v1/completions", True), ("/inference/v1/generate", False)])
-async def test_a_refused_decode_releases_prefill_except_on_generate(route: str, freed: bool) -> None:
-    async with running(OPTIONS) as prefill, running(OPTIONS) as decode:
+COMPLETIONS, TOKENS_IN = "/v1/completions", "/inference/v1/generate"
+REFUSALS = [
+    # By the route's handler, by the body's validation, and by the engine, which a stream's head has left before.
+    (COMPLETIONS, {"temperature": -1}, True, 400, "BadRequestError", True),
+    (COMPLETIONS, {"temperature": "warm"}, True, 400, "Bad Request", False),
+    (COMPLETIONS, {"logprobs": 30}, False, 400, "BadRequestError", True),
+    (COMPLETIONS, {"logprobs": 30}, True, 200, "BadRequestError", False),
+    (COMPLETIONS, {"prompt": [10**9]}, True, 200, "BadRequestError", False),
+    (TOKENS_IN, {"temperature": -1}, True, 400, "BadRequestError", False),
+    (TOKENS_IN, {"logprobs": 30}, False, 400, "BadRequestError", False),
+    (TOKENS_IN, {"logprobs": 30}, True, 200, "BadRequestError", False),
+    (TOKENS_IN, {"prompt": [10**9]}, True, 200, "BadRequestError", False),
+    (TOKENS_IN, {"prompt": [5] * 70}, True, 200, "BadRequestError", False),
+]
+
+
+@pytest.mark.parametrize(("route", "wrong", "stream", "status", "kind", "freed"), REFUSALS)
+async def test_a_refused_decode_releases_prefill_only_where_the_openai_handler_refuses(
+    route: str, wrong: dict[str, Any], stream: bool, status: int, kind: str, freed: bool
+) -> None:
+    async with running(OPTIONS) as prefill, running(replace(OPTIONS, context_length=64)) as decode:
         params = await prefilled(prefill)
-        wrong = {"prompt": PROMPT, "token_ids": PROMPT, "sampling_params": {"temperature": -1}, "temperature": -1}
-        reply = await exchange(decode.worker.port, post(route, {**_only(wrong, route), "kv_transfer_params": params}))
+        asked = {"stream": stream, "kv_transfer_params": params}
+        reply = await exchange(decode.worker.port, post(route, {**_on(route, {"prompt": PROMPT} | wrong), **asked}))
+        told = reply.events() if reply.streamed else [reply.json()]
         await asyncio.sleep(0.01)
 
-        assert reply.status == 400
+        assert reply.status == status
+        assert (told[0]["error"]["code"], told[0]["error"]["type"]) == (400, kind)
+        assert told[1:] == (["[DONE]"] if status == 200 else [])
         assert (prefill.state()["blocks_pinned"] == 0) is freed
+        assert decode.state()["answers"] == 0
 
 
-def _only(body: dict[str, Any], route: str) -> dict[str, Any]:
-    names = ("prompt", "temperature") if route == "/v1/completions" else ("token_ids", "sampling_params")
-    return {name: body[name] for name in names}
+def _on(route: str, asked: dict[str, Any]) -> dict[str, Any]:
+    if route == COMPLETIONS:
+        return asked
+    return {"token_ids": asked.pop("prompt"), "sampling_params": asked}
 
 
 async def test_a_client_that_leaves_frees_everything_at_once() -> None:
