@@ -143,10 +143,10 @@ class VllmAdapter(EngineAdapter):
         return _judged(event_error(error), error, reads_kv=reads_kv)
 
     def refusal_frees(self, request: PreprocessedRequest, body: bytes) -> bool:
-        """vLLM 0.32: the handler of the completions route tells prefill to free what a call that it refuses was to read.
+        """vLLM 0.32: the handler of the completions route, when it refuses, has prefill free what was to be read.
 
-        The generate route's does not. Validation and what stands before it (keys, proxies) refuse before the handler;
-        a dead engine tells nobody; and once there is a stream, the handler is done.
+        That of the generate route does not. Validation and what stands before it (keys, proxies) refuse before the
+        handler; a dead engine tells nobody; and once there is a stream, the handler is done.
         """
         if self._generates(request):
             return False

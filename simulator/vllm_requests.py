@@ -149,7 +149,7 @@ def read_generate(body: Mapping[str, Any], options: SimulatorOptions) -> VllmReq
 
 
 def engine_refusal(request: VllmRequest, options: SimulatorOptions) -> Refused | None:
-    """What no route looks at. The engine refuses it as it gets the request: after the head, where that is a stream's."""
+    """What no route looks at. The engine refuses it as it gets the request: of a stream, after the reply's head."""
     logprobs, size = request.logprobs, options.vocabulary.size
     if logprobs is not None and logprobs > _MAX_LOGPROBS:
         text = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
