@@ -187,7 +187,7 @@ class EngineServer(Server):
         return summed(httpx.get(f"{self.url}/metrics", timeout=30).text, family, labels)
 
     def busy(self) -> float:
-        """Requests that it still has anything of, and the part of its blocks that is kept for them; 0 at rest."""
+        """Requests that it still has anything of, and what of its KV is kept for them; 0 at rest."""
         if self.engine == "vllm":
             # It counts when it makes a step, so it is given one to make.
             self.ask("/v1/completions", {"prompt": [300], "max_tokens": 1})
@@ -195,7 +195,7 @@ class EngineServer(Server):
             return sum(self.metric(family) for family in families)
         load = httpx.get(f"{self.url}/v1/loads?include=all", timeout=30).json()["loads"][0]
         pair, queues = load["disaggregation"], load["queues"]
-        counts = [load["num_running_reqs"], load["num_waiting_reqs"], *queues.values()]
+        counts = [load["num_running_reqs"], load["num_waiting_reqs"], load["num_used_tokens"], *queues.values()]
         return sum(counts) + sum(value for name, value in pair.items() if name.endswith("_queue_reqs"))
 
 

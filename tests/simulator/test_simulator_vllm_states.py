@@ -255,6 +255,25 @@ async def test_only_the_engines_own_id_aborts(route: str, name: str, works: bool
     assert (reply.json()["choices"][0]["finish_reason"] == "abort") is works
 
 
+async def test_an_aborted_prefill_hands_nothing_over_and_one_that_has_answered_keeps_its_blocks() -> None:
+    computing = replace(OPTIONS, pace=replace(SLOW, ttft_s=0.02))
+    async with running(computing) as prefill:
+        port = prefill.worker.port
+        asked = completion(max_tokens=1, request_id="x", kv_transfer_params=ASK)
+        abort = post("/inference/v1/abort_requests", {"request_ids": ["cmpl-x-0"]})
+        answer = asyncio.ensure_future(exchange(port, asked))
+        await until(lambda: prefill.state()["requests_running"] == 1)
+        await exchange(port, abort)
+        aborted = (await answer).json()
+
+        assert (aborted["choices"][0]["finish_reason"], aborted["kv_transfer_params"]) == ("abort", None)
+        assert prefill.state()["blocks_used"] == 0
+
+        await exchange(port, asked)
+        await exchange(port, abort)
+        assert prefill.state()["blocks_pinned"] == 3
+
+
 async def test_an_aborted_stream_says_abort_and_done() -> None:
     async with running(replace(OPTIONS, pace=SLOW)) as simulator:
         port = simulator.worker.port
