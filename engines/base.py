@@ -205,10 +205,10 @@ class EngineAdapter(ABC):
     def rejection(self, status: int, body: bytes) -> GatewayError:
         """What a reply with a non-200 status means: InvalidRequest with the engine's words, or a WorkerFailure."""
 
-    def refusal_frees(self, request: PreprocessedRequest, status: int) -> bool:
+    def refusal_frees(self, request: PreprocessedRequest, body: bytes) -> bool:
         """Asked of the *decode* worker's adapter: has a decode call that it refused made prefill free its blocks?
 
-        Then the hand-off is void, and no other worker may read them.
+        Then the hand-off is void, and no other worker may read them. `body`: of the refusal.
         """
         return False
 

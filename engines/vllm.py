@@ -44,6 +44,8 @@ _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(rb'(\w+)="([^"]*)"')
 _STARTED = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
 _NO_PRIORITIES = "priority scheduling is not enabled"
+_VALIDATION = "Bad Request"
+"""The error type of a body that vLLM could not read; what it read and refuses is a BadRequestError."""
 _ENGINE_DEAD = "EngineCore"
 """Part of what vLLM 0.32 says when its engine process died; the server follows it."""
 
@@ -140,11 +142,16 @@ class VllmAdapter(EngineAdapter):
         """What an error inside a reply of status 200 means."""
         return _judged(event_error(error), error, reads_kv=reads_kv)
 
-    def refusal_frees(self, request: PreprocessedRequest, status: int) -> bool:
-        """vLLM 0.32's completions route tells prefill to free what a refused call was to read; generate does not, and
-        a dead engine tells nobody.
+    def refusal_frees(self, request: PreprocessedRequest, body: bytes) -> bool:
+        """vLLM 0.32: the handler of the completions route, when it refuses, has prefill free what was to be read.
+
+        That of the generate route does not. Validation and what stands before it (keys, proxies) refuse before the
+        handler; a dead engine tells nobody; and once there is a stream, the handler is done.
         """
-        return not self._generates(request) and (status < 500 or status == 503)
+        if self._generates(request):
+            return False
+        error = error_body(body)
+        return error.type not in (None, _VALIDATION) and _ENGINE_DEAD not in error.message
 
     def learn(self, call: Call, status: int, body: bytes) -> Worker | None:
         """The generate route is closed (403 since 0.32 unless started with `--enable-scale-out`, 404 before it came),

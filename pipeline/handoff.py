@@ -143,7 +143,7 @@ class SequentialPair:
             raise
         except GatewayError as error:
             self._failure = None if decode.running else error
-            freed = decode.refused and lease.adapter.refusal_frees(self.request, decode.status)
+            freed = decode.refused and lease.adapter.refusal_frees(self.request, decode.refusal)
             self.void = freed and self.handoff is not None
             raise
         self._router.succeeded(lease)

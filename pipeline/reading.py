@@ -117,6 +117,11 @@ class Reading(Generic[T]):
         return self._status not in (0, 200)
 
     @property
+    def refusal(self) -> bytes:
+        """The body of what it has answered then."""
+        return b"".join(self._refusal)
+
+    @property
     def ended_well(self) -> bool:
         """The worker said its finish (or ended its unary reply): it holds nothing of this request any more."""
         return self.ended and self._parser is not None and self._parser.finish_seen
@@ -185,7 +190,7 @@ class Reading(Generic[T]):
 
     async def _refused(self) -> None:
         """The worker answered something else than 200: it may have taught us how to ask; else it is an error."""
-        body = b"".join(self._refusal)
+        body = self.refusal
         learnt = None if self._unwanted else self.lease.adapter.learn(self._call, self._status, body)
         if learnt is None:
             raise self._failed(self.talk.rejection(self.lease, self._status, body))

@@ -217,7 +217,7 @@ class KvRelease:
 
     def _failed(self, decode: Reading[LLMEngineOutput], error: GatewayError) -> bool:
         """Notes whether the worker may be asked again. True where its refusal has freed the blocks."""
-        if decode.refused and decode.lease.adapter.refusal_frees(self._request, decode.status):
+        if decode.refused and decode.lease.adapter.refusal_frees(self._request, decode.refusal):
             return True
         if decode is self._inherited and isinstance(error, InvalidRequest):
             # What it refused was the client's: it stays in hand for a call that asks for nothing.

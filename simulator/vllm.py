@@ -98,7 +98,8 @@ class VllmWorker(SimulatedWorker):
             return
         except Refused as refused:
             self._refuse(exchange, refused)
-            self.refused(body.get("kv_transfer_params"), tokens_only="token_ids" in body)
+            if not refused.unread:
+                self.refused(body.get("kv_transfer_params"), tokens_only="token_ids" in body)
             return
         self._begin(VllmAnswer(self, exchange, request, exchange.headers.get("x-request-id")), rank)
 
@@ -203,13 +204,13 @@ class VllmWorker(SimulatedWorker):
         self._beat_later(job, peer)
 
     def refused(self, kv: object, *, tokens_only: bool) -> None:
-        """Decode refused a call before its engine had it: on the OpenAI routes, prefill is told that nobody comes."""
+        """A handler of decode's refused a call: those of the OpenAI routes have prefill told that nobody comes."""
         if isinstance(kv, Mapping) and kv.get("do_remote_prefill") and not tokens_only:
             self.release_at_peer(kv)
 
     def release_at_peer(self, peer: Mapping[str, Any]) -> None:
         """An empty read: decode will not come for these blocks, prefill may free them."""
-        if not self.dead:
+        if not self.dead and not self.crashed:
             self.spawn(self._tell_peer(peer, "/_sim/kv/release"))
 
     async def _tell_peer(self, peer: Mapping[str, Any], path: str) -> None:

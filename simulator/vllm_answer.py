@@ -12,8 +12,9 @@ from simulator.digests import mix
 from simulator.http import Exchange
 from simulator.jobs import Finish, Job, Output, Spec
 from simulator.text import TextStream
+from simulator.vllm_fields import Refused
 from simulator.vllm_rendering import DONE, CacheUse, Choice, Rendering, event_of
-from simulator.vllm_requests import CHAT, COMPLETION, GENERATE, VllmRequest
+from simulator.vllm_requests import CHAT, COMPLETION, GENERATE, VllmRequest, engine_refusal
 
 if TYPE_CHECKING:
     from simulator.vllm import VllmWorker
@@ -48,6 +49,10 @@ class VllmAnswer(Answer):
             self.exchange.on_drain = self._drained
             if self.meets_fault("head"):
                 return
+        refused = engine_refusal(request, self.vllm.options)
+        if refused is not None:
+            self._refused(refused)
+            return
         for place, prompt in enumerate(request.prompts):
             for _ in range(request.n):
                 stream = self._text_stream(prompt) if self._wants_text else None
@@ -217,14 +222,17 @@ class VllmAnswer(Answer):
     def fail(self, status: int, message: str) -> None:
         """The engine failed: an error reply, or an error event where the stream has begun."""
         kinds = {400: "BadRequestError", 429: "RateLimitError", 503: "Service Unavailable"}
-        error = {"message": message, "type": kinds.get(status, "InternalServerError"), "param": None, "code": status}
+        self._refused(Refused(message, kind=kinds.get(status, "InternalServerError"), status=status))
+
+    def _refused(self, refused: Refused) -> None:
+        """Where a stream has begun, its handler is done and tells prefill nothing."""
         if not self.exchange.started:
-            self.reply(status, {"error": error})
-            if not self.jobs and (status < 500 or status == 503):
+            self.reply(refused.status, refused.envelope())
+            if not self.jobs:
                 self.vllm.refused(self.request.kv, tokens_only=self.request.kind == GENERATE)
             return
         self.fault = None
-        self.write(event_of({"error": error}))
+        self.write(event_of(refused.envelope()))
         self.write(DONE)
         self.settle()
         self.exchange.finish()

@@ -23,8 +23,12 @@ _TYPE_ERRORS = {
 }
 
 
+_UNREAD = "Bad Request"
+"""The type of a refusal by the body's validation."""
+
+
 class Refused(Exception):
-    """The request is answered with this status and error."""
+    """The request is answered with this status and error. `unread`: before any handler saw it."""
 
     def __init__(
         self, message: str, *, param: str | None = None, kind: str = "BadRequestError", status: int = 400
@@ -34,6 +38,10 @@ class Refused(Exception):
         self.param = param
         self.kind = kind
         self.status = status
+
+    @property
+    def unread(self) -> bool:
+        return self.kind == _UNREAD
 
     def envelope(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
@@ -130,4 +138,4 @@ def type_error(kind: str, place: str, text: str, raw: Any, context: str | None =
 
 
 def _one_error(text: str, place: str | None) -> Refused:
-    return Refused(f"1 validation error:\n  {text}", param=place, kind="Bad Request")
+    return Refused(f"1 validation error:\n  {text}", param=place, kind=_UNREAD)

@@ -84,7 +84,6 @@ def read_completion(body: Mapping[str, Any], options: SimulatorOptions, codec: C
     _check_stream_options(values)
     _check_model(values.get("model"), options)
     prompts = _prompts(body.get("prompt"), codec)
-    _check_ids(prompts, options)
     for prompt in prompts:
         if len(prompt) >= options.context_length:
             raise _too_long(len(prompt), options)
@@ -113,7 +112,6 @@ def read_chat(body: Mapping[str, Any], options: SimulatorOptions, codec: Codec) 
     if not body["messages"] and given is None:
         raise Refused("Cannot apply chat template to an empty conversation. Provide at least one message.")
     prompt = codec.render(body["messages"]) if given is None else list(given)
-    _check_ids([prompt], options)
     if len(prompt) >= options.context_length:
         raise _too_long(len(prompt), options)
     most = values.get("max_completion_tokens")
@@ -136,12 +134,6 @@ def read_generate(body: Mapping[str, Any], options: SimulatorOptions) -> VllmReq
         raise missing("body.sampling_params", body)
     sampling = typed(body["sampling_params"], _SAMPLING_KINDS, "body.sampling_params")
     _check_model(values.get("model"), options)
-    _check_ids([ids], options)
-    if len(ids) > options.context_length:
-        raise Refused(
-            f"The decoder prompt (length {len(ids)}) is longer than the maximum model length of "
-            f"{options.context_length}. Make sure that `max_model_len` is no smaller than the number of text tokens."
-        )
     most = sampling.get("max_tokens")
     top = body["sampling_params"].get("logprobs")
     return _request(
@@ -154,6 +146,27 @@ def read_generate(body: Mapping[str, Any], options: SimulatorOptions) -> VllmReq
         logprobs=None if top is None else whole(top, "logprobs"),
         text=body.get("output_mode") == "text",
     )
+
+
+def engine_refusal(request: VllmRequest, options: SimulatorOptions) -> Refused | None:
+    """What no route looks at. The engine refuses it as it gets the request: of a stream, after the reply's head."""
+    logprobs, size = request.logprobs, options.vocabulary.size
+    if logprobs is not None and logprobs > _MAX_LOGPROBS:
+        text = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
+        return invalid(text, "logprobs", logprobs)
+    for prompt in request.prompts:
+        if not prompt:
+            return Refused("The decoder prompt cannot be empty")
+        worst = max(prompt) if max(prompt) >= size else min(prompt)
+        if not 0 <= worst < size:
+            return Refused(f"Token id {worst} is out of vocabulary")
+        if len(prompt) > options.context_length:
+            return Refused(
+                f"The decoder prompt (length {len(prompt)}) is longer than the maximum model length of "
+                f"{options.context_length}. Make sure that `max_model_len` is no smaller than the number of text "
+                "tokens."
+            )
+    return None
 
 
 def _token_ids(body: Mapping[str, Any]) -> list[int]:
@@ -191,7 +204,7 @@ def _request(
     """The checks that vLLM makes when it builds its sampling parameters, and the request."""
     temperature = 1.0 if values.get("temperature") is None else float(values["temperature"])
     n, min_tokens = values.get("n") or 1, values.get("min_tokens") or 0
-    _check_sampling(temperature, n, min_tokens, max_tokens, logprobs)
+    _check_sampling(temperature, n, min_tokens, max_tokens)
     stream_options = values.get("stream_options") or {}
     return VllmRequest(
         kind=kind,
@@ -223,7 +236,7 @@ def _request(
     )
 
 
-def _check_sampling(temperature: float, n: int, min_tokens: int, max_tokens: int, logprobs: int | None) -> None:
+def _check_sampling(temperature: float, n: int, min_tokens: int, max_tokens: int) -> None:
     if temperature < 0:
         raise invalid(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)
     if max_tokens < 1:
@@ -233,9 +246,6 @@ def _check_sampling(temperature: float, n: int, min_tokens: int, max_tokens: int
         raise invalid(text, "min_tokens", min_tokens)
     if n > 1 and temperature == 0:
         raise Refused(f"n must be 1 when using greedy sampling, got {n}.")
-    if logprobs is not None and logprobs > _MAX_LOGPROBS:
-        text = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
-        raise invalid(text, "logprobs", logprobs)
 
 
 def _prompts(prompt: Any, codec: Codec) -> list[list[int]]:
@@ -273,15 +283,6 @@ def _check_model(name: Any, options: SimulatorOptions) -> None:
             kind="NotFoundError",
             status=404,
         )
-
-
-def _check_ids(prompts: Sequence[Sequence[int]], options: SimulatorOptions) -> None:
-    for prompt in prompts:
-        if not prompt:
-            raise Refused("The decoder prompt cannot be empty")
-        worst = max(prompt) if max(prompt) >= options.vocabulary.size else min(prompt)
-        if not 0 <= worst < options.vocabulary.size:
-            raise Refused(f"Token id {worst} is out of vocabulary")
 
 
 def _too_long(length: int, options: SimulatorOptions) -> Refused:

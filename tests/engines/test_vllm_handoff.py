@@ -162,12 +162,31 @@ def test_aborts_name_the_ids_that_the_engine_made_of_ours_where_its_route_is_ope
     assert adapter().abort_calls(IDS) == ()
 
 
-@pytest.mark.parametrize(
-    ("status", "traits", "frees"),
-    [(400, None, True), (404, None, True), (503, None, True), (500, None, False), (400, OPEN, False)],
-)
-def test_a_refusal_by_the_completions_route_frees_the_blocks_and_a_dead_engines_does_not(status, traits, frees):
-    assert adapter(Role.DECODE, traits=traits).refusal_frees(request(), status) is frees
+def said(kind: str, message: str = "no") -> bytes:
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": 400}})
+
+
+DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+REFUSALS = {
+    "by the handler": (said("BadRequestError"), True),
+    "of another model": (said("NotFoundError"), True),
+    "for it is busy": (said("Service Unavailable"), True),
+    "for it failed": (said("InternalServerError"), True),
+    "by validation": (said("Bad Request"), False),
+    "by a dead engine": (said("InternalServerError", DEAD), False),
+    "of a key": (b'{"error":"Unauthorized"}', False),
+    "of a route": (b'{"detail":"Not Found"}', False),
+    "by a proxy": (b"<html>Bad Gateway</html>", False),
+}
+
+
+@pytest.mark.parametrize("how", REFUSALS)
+def test_what_the_handler_of_the_completions_route_refuses_frees_the_blocks(how):
+    """Only it tells prefill."""
+    body, frees = REFUSALS[how]
+
+    assert adapter(Role.DECODE).refusal_frees(request(), body) is frees
+    assert not adapter(Role.DECODE, traits=OPEN).refusal_frees(request(), body)
 
 
 @pytest.mark.parametrize("role", list(Role))

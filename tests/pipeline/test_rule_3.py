@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
 from pipeline.handoff import PrefillOutcome
-from protocols.errors import DeadlineExceeded, Disconnected, EngineFailure, InvalidRequest, WorkerSilent
+from protocols.errors import (
+    DeadlineExceeded,
+    Disconnected,
+    EngineFailure,
+    GatewayError,
+    InvalidRequest,
+    WorkerSilent,
+)
 from protocols.options import GuidedDecoding
 from protocols.worker import Role, WorkerTraits
 from tests.pipeline.dialects import FIRST, IN_TURN, Dialect, Native, Trtllm, Vllm
@@ -17,6 +25,7 @@ from tests.pipeline.scripted import ScriptedCall, ScriptedWorker
 
 UNTIL_FIRST_TOKEN = (Trtllm, Native)
 GENERATES = WorkerTraits(served_name="m", generate=True)
+PINS_AFTER_A_REFUSAL = ((Vllm, GENERATES), (Trtllm, Trtllm.traits), (Native, Native.traits))
 REFUSED = {"error": {"message": "validation error: no", "type": "BadRequestError"}}
 
 
@@ -381,28 +390,61 @@ async def test_rule_3_what_decode_refuses_as_the_clients_fault_is_fetched_by_a_c
     assert rig.held(asked.context) == {}
 
 
-async def test_rule_3_what_vllms_completions_route_refuses_has_been_freed_by_the_refusal(rig: Rig) -> None:
+BROKEN = {"error": {"message": "no", "type": "InternalServerError"}}
+
+
+@pytest.mark.parametrize(("status", "refused", "error"), [(400, REFUSED, InvalidRequest), (500, BROKEN, EngineFailure)])
+async def test_rule_3_what_vllms_completions_route_refuses_has_been_freed_by_the_refusal(
+    rig: Rig, status: int, refused: Any, error: type[GatewayError]
+) -> None:
     prefill, decode = await rig.pair(Vllm)
     other = await rig.scripted(Vllm, Role.DECODE)
     asked = rig.ask()
     await (await prefill.call()).reply(200, Vllm.prefilled())
 
-    await (await decode.call()).reply(400, REFUSED)
+    await (await decode.call()).reply(status, refused)
 
-    assert isinstance(await asked.fails(), InvalidRequest)
+    assert isinstance(await asked.fails(), error)
     assert rig.held(asked.context) == {}
     assert len(decode.paths) == 1
     assert other.paths == []
 
 
-@pytest.mark.parametrize("dialect", IN_TURN)
+async def test_rule_3_what_vllm_could_not_read_it_has_not_freed(rig: Rig) -> None:
+    prefill, decode = await rig.pair(Vllm)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, Vllm.prefilled())
+
+    await (await decode.call()).reply(400, {"error": {"message": "1 validation error", "type": "Bad Request"}})
+
+    assert isinstance(await asked.fails(), InvalidRequest)
+    await _fetched(Vllm, decode)
+    await rig.drained()
+
+
+async def test_rule_3_what_is_refused_inside_a_stream_has_not_been_freed(rig: Rig) -> None:
+    """vLLM's engine refuses after the reply's head has left."""
+    prefill, decode = await rig.pair(Vllm)
+    asked = rig.ask()
+    await (await prefill.call()).reply(200, Vllm.prefilled())
+
+    decoding = await decode.call()
+    await decoding.stream()
+    await decoding.send(b"data: " + orjson.dumps({"error": {**REFUSED["error"], "code": 400}}) + b"\n\n")
+
+    assert isinstance(await asked.fails(), InvalidRequest)
+    await _fetched(Vllm, decode)
+    await rig.drained()
+
+
+@pytest.mark.parametrize(("dialect", "traits"), PINS_AFTER_A_REFUSAL)
 async def test_rule_3_a_decode_worker_that_failed_is_asked_again_where_there_is_no_other(
-    rig: Rig, dialect: type[Dialect]
+    rig: Rig, dialect: type[Dialect], traits: WorkerTraits
 ) -> None:
-    prefill, decode = await rig.pair(dialect)
+    prefill, decode = await rig.pair(dialect, traits=traits)
     asked = rig.ask()
     await (await prefill.call()).reply(200, dialect.prefilled())
-    await (await decode.call()).reply(500, {"error": {"message": "no", "type": "InternalServerError"}})
+    await (await decode.call()).reply(500, BROKEN)
 
     assert isinstance(await asked.fails(), EngineFailure)
     rig.clock.forward(0.3)

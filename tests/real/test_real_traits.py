@@ -36,7 +36,8 @@ def test_a_worker_tells_who_it_is(fleet: Fleet, gateway: GatewayServer) -> None:
     told = [traits_of(server) for server in fleet.servers]
 
     assert {traits.served_name for traits in told} == {ENGINE_MODEL}
-    assert {traits.context_length for traits in told} == {CONTEXT}
+    assert {traits.context_length for traits in told} == {CONTEXT, fleet.setup.context}
+    assert told[-1].context_length == fleet.setup.context
     assert all((traits.version or "").startswith(VERSIONS[fleet.engine]) for traits in told)
     assert all(traits.incarnation for traits in told)
 

@@ -163,21 +163,44 @@ async def leaving(simulator: Simulator, body: dict[str, Any]) -> None:
         await client.post(f"{simulator.url}/v1/completions", json={"model": "m", **body})
 
 
-@pytest.mark.parametrize(("route", "freed"), [("/v1/completions", True), ("/inference/v1/generate", False)])
-async def test_a_refused_decode_releases_prefill_except_on_generate(route: str, freed: bool) -> None:
-    async with running(OPTIONS) as prefill, running(OPTIONS) as decode:
+COMPLETIONS, TOKENS_IN = "/v1/completions", "/inference/v1/generate"
+REFUSALS = [
+    # By the route's handler, by the body's validation, and by the engine, which a stream's head has left before.
+    (COMPLETIONS, {"temperature": -1}, True, 400, "BadRequestError", True),
+    (COMPLETIONS, {"temperature": "warm"}, True, 400, "Bad Request", False),
+    (COMPLETIONS, {"logprobs": 30}, False, 400, "BadRequestError", True),
+    (COMPLETIONS, {"logprobs": 30}, True, 200, "BadRequestError", False),
+    (COMPLETIONS, {"prompt": [10**9]}, True, 200, "BadRequestError", False),
+    (TOKENS_IN, {"temperature": -1}, True, 400, "BadRequestError", False),
+    (TOKENS_IN, {"logprobs": 30}, False, 400, "BadRequestError", False),
+    (TOKENS_IN, {"logprobs": 30}, True, 200, "BadRequestError", False),
+    (TOKENS_IN, {"prompt": [10**9]}, True, 200, "BadRequestError", False),
+    (TOKENS_IN, {"prompt": [5] * 70}, True, 200, "BadRequestError", False),
+]
+
+
+@pytest.mark.parametrize(("route", "wrong", "stream", "status", "kind", "freed"), REFUSALS)
+async def test_a_refused_decode_releases_prefill_only_where_the_openai_handler_refuses(
+    route: str, wrong: dict[str, Any], stream: bool, status: int, kind: str, freed: bool
+) -> None:
+    async with running(OPTIONS) as prefill, running(replace(OPTIONS, context_length=64)) as decode:
         params = await prefilled(prefill)
-        wrong = {"prompt": PROMPT, "token_ids": PROMPT, "sampling_params": {"temperature": -1}, "temperature": -1}
-        reply = await exchange(decode.worker.port, post(route, {**_only(wrong, route), "kv_transfer_params": params}))
+        asked = {"stream": stream, "kv_transfer_params": params}
+        reply = await exchange(decode.worker.port, post(route, {**_on(route, {"prompt": PROMPT} | wrong), **asked}))
+        told = reply.events() if reply.streamed else [reply.json()]
         await asyncio.sleep(0.01)
 
-        assert reply.status == 400
+        assert reply.status == status
+        assert (told[0]["error"]["code"], told[0]["error"]["type"]) == (400, kind)
+        assert told[1:] == (["[DONE]"] if status == 200 else [])
         assert (prefill.state()["blocks_pinned"] == 0) is freed
+        assert decode.state()["answers"] == 0
 
 
-def _only(body: dict[str, Any], route: str) -> dict[str, Any]:
-    names = ("prompt", "temperature") if route == "/v1/completions" else ("token_ids", "sampling_params")
-    return {name: body[name] for name in names}
+def _on(route: str, asked: dict[str, Any]) -> dict[str, Any]:
+    if route == COMPLETIONS:
+        return asked
+    return {"token_ids": asked.pop("prompt"), "sampling_params": asked}
 
 
 async def test_a_client_that_leaves_frees_everything_at_once() -> None:
@@ -230,6 +253,25 @@ async def test_only_the_engines_own_id_aborts(route: str, name: str, works: bool
     assert (aborted.status, aborted.body) == (200, b"")
     assert reply.status == 200
     assert (reply.json()["choices"][0]["finish_reason"] == "abort") is works
+
+
+async def test_an_aborted_prefill_hands_nothing_over_and_one_that_has_answered_keeps_its_blocks() -> None:
+    computing = replace(OPTIONS, pace=replace(SLOW, ttft_s=0.02))
+    async with running(computing) as prefill:
+        port = prefill.worker.port
+        asked = completion(max_tokens=1, request_id="x", kv_transfer_params=ASK)
+        abort = post("/inference/v1/abort_requests", {"request_ids": ["cmpl-x-0"]})
+        answer = asyncio.ensure_future(exchange(port, asked))
+        await until(lambda: prefill.state()["requests_running"] == 1)
+        await exchange(port, abort)
+        aborted = (await answer).json()
+
+        assert (aborted["choices"][0]["finish_reason"], aborted["kv_transfer_params"]) == ("abort", None)
+        assert prefill.state()["blocks_used"] == 0
+
+        await exchange(port, asked)
+        await exchange(port, abort)
+        assert prefill.state()["blocks_pinned"] == 3
 
 
 async def test_an_aborted_stream_says_abort_and_done() -> None:
