@@ -21,6 +21,7 @@ from app.api.document import document_routes
 from app.api.embeddings import EmbeddingsCall
 from app.api.generation import Generation
 from app.api.identity import PROCESSING_MS, request_id_of
+from app.api.keys import CHALLENGE, Keys
 from app.api.status import status_routes
 from app.api.tokenization import DetokenizeCall, TokenizeCall
 from app.http_turn import Receive, Send, Turn
@@ -51,11 +52,17 @@ class Front:
             "/detokenize": (detokenize := Endpoint(gateway, DetokenizeCall)),
             "/v1/detokenize": detokenize,
         }
+        keys = gateway.settings.server.api_keys
+        self._keys = Keys(keys) if keys else None
         self._posted = posted | {f"{path}/": endpoint for path, endpoint in posted.items()}
         self.app = _build_app(gateway)
 
     def __call__(self, turn: Turn) -> Coroutine[Any, Any, None]:
         endpoint = self._posted.get(turn.path)
+        if self._keys is not None and turn.method != "OPTIONS":
+            refusal = self._keys.refusal(turn.path, turn.headers)
+            if refusal is not None:
+                return send_error(turn, refusal, [CHALLENGE, (b"x-request-id", request_id_of(turn.headers))])
         if endpoint is not None and turn.method == "POST":
             return endpoint(turn)
         return self._answer(turn, posted=endpoint is not None)

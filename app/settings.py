@@ -84,6 +84,8 @@ class ServerSettings(_Section):
     """Port to listen on; 0 takes a free one."""
     processes: Annotated[int, Field(ge=1, le=256)] = 1
     """Processes that share the port, each with its own view of the workers' loads."""
+    api_keys: Annotated[list[Annotated[Text, AfterValidator(checked_key)]], Field(repr=False)] = []
+    """Keys of which clients must send one as a bearer token, else 401; /live, /health and /metrics need none."""
     max_requests: Count = 8192
     """Requests in flight per process; beyond them 503 with Retry-After."""
     max_body_bytes: Count = 64 * 1024 * 1024

@@ -4,6 +4,7 @@
     ├── InvalidRequest            400  the client's fault, field named
     │   ├── ContextLengthExceeded 400  prompt (or prompt + max_tokens) longer than the context
     │   ├── UnsupportedParameter  400  it changes the answer, and no worker of the model can honour it
+    │   ├── Unauthorized          401  no key of ours, or a wrong one
     │   ├── ModelNotFound         404
     │   ├── NotFound              404  unknown route
     │   ├── MethodNotAllowed      405
@@ -92,6 +93,13 @@ class UnsupportedParameter(InvalidRequest):
     """No worker that the request could go to can honour a parameter that changes the answer."""
 
     code = "unsupported_parameter"
+
+
+class Unauthorized(InvalidRequest):
+    """The client sent none of the keys that this gateway asks for."""
+
+    status = 401
+    code = "invalid_api_key"
 
 
 class ModelNotFound(InvalidRequest):

@@ -25,6 +25,7 @@ STATUSES = {
     "InvalidRequest": (400, "invalid_request_error", None),
     "ContextLengthExceeded": (400, "invalid_request_error", "context_length_exceeded"),
     "UnsupportedParameter": (400, "invalid_request_error", "unsupported_parameter"),
+    "Unauthorized": (401, "invalid_request_error", "invalid_api_key"),
     "ModelNotFound": (404, "invalid_request_error", "model_not_found"),
     "NotFound": (404, "invalid_request_error", None),
     "MethodNotAllowed": (405, "invalid_request_error", None),
