@@ -159,17 +159,13 @@ class WorkerRouter:
 
     def unsupported(self, request: PreprocessedRequest) -> str | None:
         """A parameter of the request that none of the model's workers can honour; None where one honours them all."""
-        found = [
-            self.registry.adapter(worker_id).unsupported(request)
-            for worker_id in dict.fromkeys(
-                c.worker.id for leg in Leg for c in self.registry.candidates(self.model, leg)
-            )
-        ]
-        return None if None in found else next(iter(found), None)
+        candidates = [candidate for leg in Leg for candidate in self.registry.candidates(self.model, leg)]
+        incapable = self._incapable(request, candidates)
+        return next(iter(incapable.values()), None) if all(c.id in incapable for c in candidates) else None
 
     def _incapable(self, request: PreprocessedRequest, candidates: Sequence[Candidate]) -> dict[int, str]:
         """Who of them cannot honour which parameter."""
-        found = ((c.worker.id, self.registry.adapter(c.worker.id).unsupported(request)) for c in candidates)
+        found = ((c.id, self.registry.adapter(c.id).unsupported(request)) for c in candidates)
         return {worker_id: parameter for worker_id, parameter in found if parameter is not None}
 
     # ---- step two

@@ -17,7 +17,7 @@ from pipeline.context import RequestContext
 from pipeline.prefill_leg import PrefillLeg
 from pipeline.reading import Reading
 from pipeline.release import KvRelease
-from pipeline.service import Sink
+from pipeline.service import Sink, drop
 from protocols.errors import Enough, GatewayError
 from protocols.outputs import LLMEngineOutput
 from protocols.preprocessed import PrefillResult, PreprocessedRequest, RequestPhase
@@ -43,10 +43,6 @@ class PrefillOutcome(enum.Enum):
     """The answer was complete, prefill still running after `prefill_tail_s`."""
 
 
-def _drop(outputs: Sequence[LLMEngineOutput]) -> None:
-    """Takes outputs that nobody wants any more."""
-
-
 class Gate:
     """A sink that can be shut: after `shut` nothing passes, whatever still arrives below."""
 
@@ -59,7 +55,7 @@ class Gate:
         self._sink(outputs)
 
     def shut(self) -> None:
-        self._sink = _drop
+        self._sink = drop
 
 
 class SequentialPair:

@@ -16,6 +16,7 @@ from engines.base import Release
 from pipeline.context import RequestContext
 from pipeline.prefill_leg import PrefillLeg
 from pipeline.reading import Reading
+from pipeline.service import drop
 from protocols.errors import (
     Blame,
     EngineAborted,
@@ -115,7 +116,7 @@ class KvRelease:
     def _take_over_decode(self, decode: Reading[LLMEngineOutput], failure: GatewayError | None) -> None:
         if decode.running or (decode.sent and failure is None):
             self._lease = None
-            decode.sink_to(_drop)
+            decode.sink_to(drop)
             decode.outlive()
         elif failure is not None:
             self._lost.discard(decode.lease.worker.id)
@@ -193,7 +194,7 @@ class KvRelease:
             staged_kv_cleanup=True,
             phase=RequestPhase.DECODE,
         )
-        decode = self._decode = self._router.reading(lease, request, self._context, _drop)
+        decode = self._decode = self._router.reading(lease, request, self._context, drop)
         try:
             await decode.open()
         except GatewayError as error:
@@ -251,7 +252,3 @@ def _answers(error: GatewayError) -> bool:
     if isinstance(error, (EngineFailure, EngineAborted, WorkerMisconfigured)):
         return True
     return isinstance(error, WorkerFailure) and error.blame is Blame.NOBODY
-
-
-def _drop(outputs: Sequence[LLMEngineOutput]) -> None:
-    """Takes outputs that nobody wants any more."""

@@ -30,6 +30,10 @@ class Sink(Protocol[T_contra]):
     def __call__(self, outputs: Sequence[T_contra], /) -> None: ...
 
 
+def drop(outputs: Sequence[Any]) -> None:
+    """A sink for outputs that nobody wants any more."""
+
+
 class Service(Protocol[Req_contra, Resp_co]):
     """Answers one request.
 

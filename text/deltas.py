@@ -48,22 +48,21 @@ class ChunkFrame:
             members = {**members, "usage": None}
         if not members:
             return self.head + choice + self.tail
-        return self.head + choice + b"]," + orjson.dumps(members)[1:] + b"\n\n"
+        return self._told(choice, members)
 
     def aside(self, members: Mapping[str, Any]) -> bytes:
         """A chunk without a choice, in the midst of a stream."""
-        return (
-            self.head
-            + b"],"
-            + orjson.dumps({**members, "usage": None} if self._include_usage else members)[1:]
-            + b"\n\n"
-        )
+        return self._told(b"", {**members, "usage": None} if self._include_usage else members)
 
     def closing(self, members: Mapping[str, Any]) -> bytes:
         """The chunk without a choice that ends a stream with its usage; nothing where there is nothing to say."""
         if self._include_usage:
             members = {**members, "usage": self._usage.usage()}
-        return self.head + b"]," + orjson.dumps(members)[1:] + b"\n\n" if members else b""
+        return self._told(b"", members) if members else b""
+
+    def _told(self, choice: bytes, members: Mapping[str, Any]) -> bytes:
+        """`members`: at least one."""
+        return self.head + choice + b"]," + orjson.dumps(members)[1:] + b"\n\n"
 
 
 class ChoiceDeltas(ABC):
