@@ -42,6 +42,8 @@ R = TypeVar("R", bound=BaseModel)
 
 REMEMBERED_BYTES = 64 * 1024
 """Parameters beyond this size are checked every time."""
+REMEMBERED = 128
+"""Sets of parameters that are remembered. The largest, taken apart, are some hundred kilobytes each."""
 
 
 def parse_chat(body: bytes) -> ChatCompletionRequest:
@@ -49,13 +51,17 @@ def parse_chat(body: bytes) -> ChatCompletionRequest:
     value = _loaded(body)
     messages = value.pop("messages", None)
     parameters = _written(value)
-    if messages is None or len(parameters) > REMEMBERED_BYTES:
+    if messages is None:
         return _validated(ChatCompletionRequest, _object(body))
+    if len(parameters) > REMEMBERED_BYTES:
+        if is_too_deep(value):
+            raise too_deep()
+        return _validated(ChatCompletionRequest, {**value, "messages": messages})
     chat = _chat_of(parameters)
     return chat.with_messages(check_messages(messages))
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=REMEMBERED)
 def _chat_of(parameters: bytes) -> ChatCompletionRequest:
     """A chat of these parameters. Its one message stands for any; nobody changes what all chats like it share."""
     value = {**_object(parameters), "messages": [{"role": "user", "content": ""}]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocols.model_card import ModelCard
-from protocols.openai import ChatCompletionRequest, CompletionRequest
+from protocols.openai import REMEMBERED, ChatCompletionRequest, CompletionRequest
 from protocols.options import OutputOptions, SamplingOptions, StopConditions
 from protocols.preprocessed import RouterParams, RoutingHints
 from text.options import (
@@ -20,9 +20,6 @@ from text.options import (
     told_annotations,
     wanted_tokens,
 )
-
-MOST = 512
-"""Sets of parameters that a model remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ class Remembered:
         if known is not None:
             return known[1]
         asked = Asked.of(request, self._card)
-        if len(self._known) >= MOST:
+        if len(self._known) >= REMEMBERED:
             self._known.clear()
         self._known[id(alike)] = alike, asked
         return asked

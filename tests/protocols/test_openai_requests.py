@@ -482,3 +482,13 @@ def test_a_chat_that_is_nested_too_deeply_is_refused_wherever_that_is(levels: in
 
     with pytest.raises(InvalidRequest, match="nested"):
         parse_chat(body % (parameter, message))
+
+
+@pytest.mark.parametrize("place", ["odd", "messages"])
+def test_so_is_one_whose_parameters_are_too_large_to_be_remembered(place: str) -> None:
+    deep = b"[" * 200 + b"]" * 200
+    odd, inner = (deep, b"1") if place == "odd" else (b"1", deep)
+    body = b'{"model": "m", "pad": "%b", "odd": %b, "messages": [{"role": "user", "content": "x", "odd": %b}]}'
+
+    with pytest.raises(InvalidRequest, match="nested"):
+        parse_chat(body % (b"x" * 70_000, odd, inner))

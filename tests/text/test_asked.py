@@ -59,7 +59,7 @@ def test_completions_are_read_each_time() -> None:
 
 
 def test_no_more_is_remembered_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "MOST", 2)
+    monkeypatch.setattr(asked, "REMEMBERED", 2)
     remembered = Remembered(CARD)
 
     seeds = [remembered.asked(chat(seed=seed)).sampling.seed for seed in (0, 1, 2, 0, 1, 2)]
