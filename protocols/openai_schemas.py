@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from protocols.json_schema import REF, Schema, an_object, array, ref
 from protocols.openai_chat import ChatCompletionRequest
 from protocols.openai_completions import CompletionRequest
 from protocols.openai_embeddings import FLAT_PARTS, MAX_INPUTS, EmbeddingRequest
@@ -16,8 +17,6 @@ from protocols.openai_fields import MAX_STOPS
 from protocols.openai_tokenization import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from protocols.openai_tools import MAX_SCHEMA_NAME, MAX_TOOLS
 from protocols.token_ids import MAX_TOKEN_ID
-
-Schema = dict[str, Any]
 
 REQUESTS = (
     ChatCompletionRequest,
@@ -27,7 +26,6 @@ REQUESTS = (
     TokenizeChatRequest,
     DetokenizeRequest,
 )
-REF = "#/components/schemas/{model}"
 
 
 def request_schemas() -> dict[str, Schema]:
@@ -67,20 +65,8 @@ def _plain(schema: Any) -> Any:
 # ---- what has a checker of its own
 
 
-def _object(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
-    return {"type": "object", "required": list(required), "properties": properties}
-
-
 def _maybe(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _array(items: Schema, **limits: int) -> Schema:
-    return {"type": "array", "items": items, **limits}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": REF.format(model=name)}
 
 
 def _one_of(*words: str) -> Schema:
@@ -93,18 +79,18 @@ _OBJECT: Schema = {"type": "object"}
 _TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 _NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_-]+$", "minLength": 1, "maxLength": 128}
 _TEXT_OR_OBJECT: Schema = {"anyOf": [_TEXT, _OBJECT]}
-_CONTENT: Schema = {"anyOf": [_TEXT, _array(_ref("ContentPart"))]}
-_URL: Schema = {"anyOf": [_object(("url",), url=_TEXT), _TEXT]}
+_CONTENT: Schema = {"anyOf": [_TEXT, array(ref("ContentPart"))]}
+_URL: Schema = {"anyOf": [an_object("url", url=_TEXT), _TEXT]}
 _PARTS: dict[str, Schema] = {
     "text": _TEXT,
     "refusal": _TEXT,
     "image_url": _URL,
     "video_url": _URL,
     "audio_url": _URL,
-    "input_audio": _object(("data",), data=_TEXT),
+    "input_audio": an_object("data", data=_TEXT),
     "file": _OBJECT,
 }
-_FUNCTION_CALL = _object(("name", "arguments"), name=_TEXT, arguments=_TEXT)
+_FUNCTION_CALL = an_object("name", "arguments", name=_TEXT, arguments=_TEXT)
 
 
 def _named(kind: str, inner: Schema) -> Schema:
@@ -113,7 +99,7 @@ def _named(kind: str, inner: Schema) -> Schema:
 
 
 def _message(roles: tuple[str, ...], required: tuple[str, ...], **properties: Schema) -> Schema:
-    return _object(("role", *required), role={"enum": list(roles)}, name=_maybe(_TEXT), **properties)
+    return an_object("role", *required, role={"enum": list(roles)}, name=_maybe(_TEXT), **properties)
 
 
 _SHAPES: dict[str, Schema] = {
@@ -121,7 +107,7 @@ _SHAPES: dict[str, Schema] = {
         "description": "A part of a kind that OpenAI does not have is kept for the chat template.",
         "anyOf": [
             *(_named(kind, inner) for kind, inner in _PARTS.items()),
-            _object(("type",), type={"type": "string", "not": {"enum": list(_PARTS)}}),
+            an_object("type", type={"type": "string", "not": {"enum": list(_PARTS)}}),
         ],
     },
     "Message": {
@@ -132,63 +118,64 @@ _SHAPES: dict[str, Schema] = {
                 (),
                 content=_maybe(_CONTENT),
                 refusal=_maybe(_TEXT),
-                tool_calls=_maybe(_array(_ref("ToolCall"))),
+                tool_calls=_maybe(array(ref("ToolCall"))),
                 function_call=_maybe(_FUNCTION_CALL),
             ),
             _message(("tool",), ("content", "tool_call_id"), content=_CONTENT, tool_call_id=_TEXT),
-            _object(("role", "content", "name"), role={"const": "function"}, content=_maybe(_CONTENT), name=_TEXT),
+            an_object("role", "content", "name", role={"const": "function"}, content=_maybe(_CONTENT), name=_TEXT),
         ]
     },
     "ToolCall": {
         "anyOf": [
-            _object(("function",), id=_maybe(_TEXT), type={"const": "function"}, function=_FUNCTION_CALL),
-            _object(
-                ("type", "custom"),
+            an_object("function", id=_maybe(_TEXT), type={"const": "function"}, function=_FUNCTION_CALL),
+            an_object(
+                "type",
+                "custom",
                 id=_maybe(_TEXT),
                 type={"const": "custom"},
-                custom=_object(("name", "input"), name=_TEXT, input=_TEXT),
+                custom=an_object("name", "input", name=_TEXT, input=_TEXT),
             ),
         ]
     },
-    "Definition": _object(
-        ("name",),
+    "Definition": an_object(
+        "name",
         name=_NAME,
         description=_maybe(_TEXT),
         parameters=_maybe(_OBJECT),
         strict=_maybe({"type": "boolean"}),
     ),
-    "Tool": {"anyOf": [_named(kind, _ref("Definition")) for kind in ("function", "custom")]},
+    "Tool": {"anyOf": [_named(kind, ref("Definition")) for kind in ("function", "custom")]},
     "ToolChoice": {
         "anyOf": [
             _one_of("none", "auto", "required"),
-            _object(("function",), type={"const": "function"}, function=_object(("name",), name=_NAME)),
-            _named("custom", _object(("name",), name=_NAME)),
-            _named("allowed_tools", _object(("mode",), mode=_one_of("auto", "required"))),
+            an_object("function", type={"const": "function"}, function=an_object("name", name=_NAME)),
+            _named("custom", an_object("name", name=_NAME)),
+            _named("allowed_tools", an_object("mode", mode=_one_of("auto", "required"))),
         ]
     },
     "ResponseFormat": {
         "anyOf": [
-            _object(("type",), type=_one_of("text", "json_object", "structural_tag")),
+            an_object("type", type=_one_of("text", "json_object", "structural_tag")),
             _named(
                 "json_schema",
-                _object(("name",), name={**_NAME, "maxLength": MAX_SCHEMA_NAME}, schema=_maybe(_OBJECT)),
+                an_object("name", name={**_NAME, "maxLength": MAX_SCHEMA_NAME}, schema=_maybe(_OBJECT)),
             ),
         ]
     },
 }
 """The objects that requests are made of and that stay as they came."""
 
-_INPUTS: list[Schema] = [_SAID, _array(_TOKEN_ID, minItems=1)]
+_INPUTS: list[Schema] = [_SAID, array(_TOKEN_ID, minItems=1)]
 
 _CHECKED: dict[str, Schema] = {
-    "messages": _array(_ref("Message"), minItems=1),
-    "tools": _array(_ref("Tool"), maxItems=MAX_TOOLS),
-    "tool_choice": _ref("ToolChoice"),
-    "functions": _array(_ref("Definition"), maxItems=MAX_TOOLS),
-    "function_call": {"anyOf": [_one_of("none", "auto"), _object(("name",), name=_NAME)]},
-    "response_format": _ref("ResponseFormat"),
-    "stop": {"anyOf": [_SAID, _array({"anyOf": [_SAID, _TOKEN_ID]}, maxItems=MAX_STOPS)]},
-    "stop_token_ids": _array(_TOKEN_ID),
+    "messages": array(ref("Message"), minItems=1),
+    "tools": array(ref("Tool"), maxItems=MAX_TOOLS),
+    "tool_choice": ref("ToolChoice"),
+    "functions": array(ref("Definition"), maxItems=MAX_TOOLS),
+    "function_call": {"anyOf": [_one_of("none", "auto"), an_object("name", name=_NAME)]},
+    "response_format": ref("ResponseFormat"),
+    "stop": {"anyOf": [_SAID, array({"anyOf": [_SAID, _TOKEN_ID]}, maxItems=MAX_STOPS)]},
+    "stop_token_ids": array(_TOKEN_ID),
     "logit_bias": {
         "type": "object",
         "propertyNames": {"pattern": "^[0-9]+$"},
@@ -196,16 +183,16 @@ _CHECKED: dict[str, Schema] = {
     },
     "guided_json": _TEXT_OR_OBJECT,
     "structural_tag": _TEXT_OR_OBJECT,
-    "prompt": {"anyOf": [_TEXT, _array(_SAID), _array(_TOKEN_ID), _array(_array(_TOKEN_ID, minItems=1))]},
+    "prompt": {"anyOf": [_TEXT, array(_SAID), array(_TOKEN_ID), array(array(_TOKEN_ID, minItems=1))]},
     "prompt_embeds": {"type": "string", "contentEncoding": "base64"},
     "input": {
         "anyOf": [
             *_INPUTS,
-            *(_array(each, minItems=1, maxItems=MAX_INPUTS) for each in _INPUTS),
-            _array(
+            *(array(each, minItems=1, maxItems=MAX_INPUTS) for each in _INPUTS),
+            array(
                 {
                     "anyOf": [
-                        _ref("ContentPart"),
+                        ref("ContentPart"),
                         {
                             "type": "object",
                             "not": {"required": ["type"]},
@@ -219,6 +206,6 @@ _CHECKED: dict[str, Schema] = {
             ),
         ]
     },
-    "tokens": _array(_TOKEN_ID),
+    "tokens": array(_TOKEN_ID),
 }
 """By field: what its checker takes."""

@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-Schema = dict[str, Any]
-
-
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _object(*required: str, **properties: Schema) -> Schema:
-    return {"type": "object", "required": list(required), "properties": properties}
-
-
-def _array(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
+from protocols.json_schema import Schema, an_object, array, ref
 
 
 def _nullable(kind: str) -> Schema:
@@ -36,9 +22,9 @@ _COUNT: Schema = {"type": "integer", "minimum": 0}
 _NULL: Schema = {"type": "null"}
 _CHAT_FINISH = ("stop", "length", "tool_calls", "content_filter", "function_call")
 _TEXT_FINISH = ("stop", "length", "content_filter")
-_CALLED = _object("name", "arguments", name=_TEXT, arguments=_TEXT)
+_CALLED = an_object("name", "arguments", name=_TEXT, arguments=_TEXT)
 _SAID: dict[str, Schema] = {"reasoning_content": _TEXT, "reasoning": _TEXT}
-_IDS = _array({"type": "integer"})
+_IDS = array({"type": "integer"})
 _OF_CHOICE: dict[str, Schema] = {"index": _COUNT, "stop_reason": {"type": ["string", "integer"]}, "token_ids": _IDS}
 _OF_PROMPT: dict[str, Schema] = {
     "prompt_token_ids": _IDS,
@@ -48,49 +34,49 @@ _EXPLAINED: dict[str, Schema] = {"tandem": {"type": "object"}}
 
 
 def _answer(kind: str, choice: Schema, usage: Schema | None = None, *required: str, **members: Schema) -> Schema:
-    return _object(
+    return an_object(
         "id", "object", "created", "model", "choices", *required,
-        id=_TEXT, object={"const": kind}, created={"type": "integer"}, model=_TEXT, choices=_array(choice),
+        id=_TEXT, object={"const": kind}, created={"type": "integer"}, model=_TEXT, choices=array(choice),
         usage=usage or ref("Usage"), **members,
     )  # fmt: skip
 
 
 SCHEMAS: dict[str, Schema] = {
-    "Error": _object(
+    "Error": an_object(
         "error",
-        error=_object(
+        error=an_object(
             "message", "type", "param", "code",
             message=_TEXT, type=_TEXT, param=_nullable("string"), code=_nullable("string"),
         ),
     ),
-    "Usage": _object(
+    "Usage": an_object(
         "prompt_tokens", "completion_tokens", "total_tokens",
         prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT,
-        prompt_tokens_details=_object(cached_tokens=_COUNT),
-        completion_tokens_details=_object(reasoning_tokens=_COUNT),
+        prompt_tokens_details=an_object(cached_tokens=_COUNT),
+        completion_tokens_details=an_object(reasoning_tokens=_COUNT),
     ),
-    "TokenLogprob": _object(
+    "TokenLogprob": an_object(
         "token", "logprob", "bytes",
-        token=_TEXT, logprob={"type": "number"}, bytes=_nullable("array"), top_logprobs=_array(ref("TokenLogprob")),
+        token=_TEXT, logprob={"type": "number"}, bytes=_nullable("array"), top_logprobs=array(ref("TokenLogprob")),
     ),
-    "ChatLogprobs": _either(_NULL, _object("content", content=_either(_NULL, _array(ref("TokenLogprob"))))),
+    "ChatLogprobs": _either(_NULL, an_object("content", content=_either(_NULL, array(ref("TokenLogprob"))))),
     "TextLogprobs": _either(
         _NULL,
-        _object(
+        an_object(
             "tokens", "token_logprobs", "top_logprobs", "text_offset",
-            tokens=_array(_TEXT), token_logprobs=_array(_nullable("number")),
-            top_logprobs=_array(_nullable("object")), text_offset=_array(_COUNT),
+            tokens=array(_TEXT), token_logprobs=array(_nullable("number")),
+            top_logprobs=array(_nullable("object")), text_offset=array(_COUNT),
         ),
     ),
     "ChatCompletion": _answer(
         "chat.completion",
-        _object(
+        an_object(
             "index", "message", "finish_reason",
-            message=_object(
+            message=an_object(
                 "role", "content",
                 role={"const": "assistant"}, content=_nullable("string"), refusal=_nullable("string"), **_SAID,
-                tool_calls=_array(
-                    _object("id", "type", "function", id=_TEXT, type={"const": "function"}, function=_CALLED)
+                tool_calls=array(
+                    an_object("id", "type", "function", id=_TEXT, type={"const": "function"}, function=_CALLED)
                 ),
                 function_call=_CALLED,
             ),
@@ -100,17 +86,17 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "ChatCompletionChunk": _answer(
         "chat.completion.chunk",
-        _object(
+        an_object(
             "index", "delta", "finish_reason",
-            delta=_object(
+            delta=an_object(
                 role={"const": "assistant"}, content=_nullable("string"), **_SAID,
-                tool_calls=_array(
-                    _object(
+                tool_calls=array(
+                    an_object(
                         "index", index=_COUNT, id=_TEXT, type={"const": "function"},
-                        function=_object(name=_TEXT, arguments=_TEXT),
+                        function=an_object(name=_TEXT, arguments=_TEXT),
                     )
                 ),
-                function_call=_object(name=_TEXT, arguments=_TEXT),
+                function_call=an_object(name=_TEXT, arguments=_TEXT),
             ),
             logprobs=ref("ChatLogprobs"), finish_reason=_either(_finish(*_CHAT_FINISH), _NULL), **_OF_CHOICE,
         ),
@@ -118,40 +104,40 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Completion": _answer(
         "text_completion",
-        _object(
+        an_object(
             "index", "text", "finish_reason",
             text=_TEXT, logprobs=ref("TextLogprobs"),
             finish_reason=_either(_finish(*_TEXT_FINISH), _NULL), **_OF_CHOICE, **_OF_PROMPT,
         ),
         _either(ref("Usage"), _NULL), **_EXPLAINED,
     ),
-    "Embeddings": _object(
+    "Embeddings": an_object(
         "object", "data", "model", "usage",
         object={"const": "list"}, model=_TEXT,
-        data=_array(
-            _object(
+        data=array(
+            an_object(
                 "object", "index", "embedding",
-                object={"const": "embedding"}, index=_COUNT, embedding=_either(_array({"type": "number"}), _TEXT),
+                object={"const": "embedding"}, index=_COUNT, embedding=_either(array({"type": "number"}), _TEXT),
             )
         ),
-        usage=_object("prompt_tokens", "total_tokens", prompt_tokens=_COUNT, total_tokens=_COUNT), **_EXPLAINED,
+        usage=an_object("prompt_tokens", "total_tokens", prompt_tokens=_COUNT, total_tokens=_COUNT), **_EXPLAINED,
     ),
-    "Tokens": _object(
+    "Tokens": an_object(
         "count", "max_model_len", "tokens",
         count=_COUNT, max_model_len=_nullable("integer"), tokens=_IDS, token_strs=_nullable("array"),
     ),
-    "Detokenized": _object("prompt", prompt=_TEXT),
-    "Model": _object(
+    "Detokenized": an_object("prompt", prompt=_TEXT),
+    "Model": an_object(
         "id", "object", "created", "owned_by",
         id=_TEXT, object={"const": "model"}, created={"type": "integer"}, owned_by=_TEXT,
         root=_TEXT, parent=_TEXT, max_model_len=_COUNT,
     ),
-    "ModelList": _object("object", "data", object={"const": "list"}, data=_array(ref("Model"))),
-    "Health": _object(
+    "ModelList": an_object("object", "data", object={"const": "list"}, data=array(ref("Model"))),
+    "Health": an_object(
         "status", "models",
         status=_finish("healthy", "unhealthy", "draining"),
-        models={"type": "object", "additionalProperties": _object("servable", servable={"type": "boolean"})},
+        models={"type": "object", "additionalProperties": an_object("servable", servable={"type": "boolean"})},
     ),
-    "Live": _object("status", status={"const": "live"}),
+    "Live": an_object("status", status={"const": "live"}),
 }  # fmt: skip
 """By name."""

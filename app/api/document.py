@@ -11,8 +11,9 @@ from fastapi import APIRouter
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from starlette.responses import Response
 
-from app.api.answer_schemas import SCHEMAS, Schema, ref
+from app.api.answer_schemas import SCHEMAS
 from app.version import VERSION
+from protocols.json_schema import Schema, ref
 from protocols.openai_schemas import request_schemas
 
 JSON = "application/json"
