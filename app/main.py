@@ -26,7 +26,6 @@ from app.api.status import status_routes
 from app.api.tokenization import DetokenizeCall, TokenizeCall
 from app.http_turn import Receive, Send, Turn
 from app.responses import send_error
-from app.version import VERSION
 from protocols.errors import ClientGone, GatewayError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
 
 if TYPE_CHECKING:
@@ -101,12 +100,8 @@ def _allowed(turn: Turn, methods: bytes) -> None:
 
 
 def _build_app(gateway: Gateway) -> FastAPI:
-    app = FastAPI(
-        title="Tandem",
-        version=VERSION,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
+    # The document is `document_routes`' own.
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.include_router(status_routes(gateway))
     app.include_router(document_routes())
     app.add_exception_handler(HTTPException, _http_error)

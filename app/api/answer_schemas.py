@@ -23,6 +23,7 @@ _NULL: Schema = {"type": "null"}
 _CHAT_FINISH = ("stop", "length", "tool_calls", "content_filter", "function_call")
 _TEXT_FINISH = ("stop", "length", "content_filter")
 _CALLED = an_object("name", "arguments", name=_TEXT, arguments=_TEXT)
+_CUSTOM = an_object("name", "input", name=_TEXT, input=_TEXT)
 _SAID: dict[str, Schema] = {"reasoning_content": _TEXT, "reasoning": _TEXT}
 _IDS = array({"type": "integer"})
 _OF_CHOICE: dict[str, Schema] = {"index": _COUNT, "stop_reason": {"type": ["string", "integer"]}, "token_ids": _IDS}
@@ -31,6 +32,8 @@ _OF_PROMPT: dict[str, Schema] = {
     "prompt_logprobs": {"type": "array"},
 }
 _EXPLAINED: dict[str, Schema] = {"tandem": {"type": "object"}}
+_BESIDE: dict[str, Schema] = {**_EXPLAINED, "nvext": {"type": "object"}}
+"""What extras ask for stands in the member by whose name they were sent."""
 
 
 def _answer(kind: str, choice: Schema, usage: Schema | None = None, *required: str, **members: Schema) -> Schema:
@@ -76,13 +79,16 @@ SCHEMAS: dict[str, Schema] = {
                 "role", "content",
                 role={"const": "assistant"}, content=_nullable("string"), refusal=_nullable("string"), **_SAID,
                 tool_calls=array(
-                    an_object("id", "type", "function", id=_TEXT, type={"const": "function"}, function=_CALLED)
+                    _either(
+                        an_object("id", "type", "function", id=_TEXT, type={"const": "function"}, function=_CALLED),
+                        an_object("id", "type", "custom", id=_TEXT, type={"const": "custom"}, custom=_CUSTOM),
+                    )
                 ),
                 function_call=_CALLED,
             ),
             logprobs=ref("ChatLogprobs"), finish_reason=_finish(*_CHAT_FINISH), **_OF_CHOICE,
         ),
-        **_OF_PROMPT, **_EXPLAINED,
+        **_OF_PROMPT, **_BESIDE,
     ),
     "ChatCompletionChunk": _answer(
         "chat.completion.chunk",
@@ -92,15 +98,15 @@ SCHEMAS: dict[str, Schema] = {
                 role={"const": "assistant"}, content=_nullable("string"), **_SAID,
                 tool_calls=array(
                     an_object(
-                        "index", index=_COUNT, id=_TEXT, type={"const": "function"},
-                        function=an_object(name=_TEXT, arguments=_TEXT),
+                        "index", index=_COUNT, id=_TEXT, type={"enum": ["function", "custom"]},
+                        function=an_object(name=_TEXT, arguments=_TEXT), custom=an_object(name=_TEXT, input=_TEXT),
                     )
                 ),
                 function_call=an_object(name=_TEXT, arguments=_TEXT),
             ),
             logprobs=ref("ChatLogprobs"), finish_reason=_either(_finish(*_CHAT_FINISH), _NULL), **_OF_CHOICE,
         ),
-        _either(ref("Usage"), _NULL), **_OF_PROMPT, **_EXPLAINED,
+        _either(ref("Usage"), _NULL), **_OF_PROMPT, **_BESIDE,
     ),
     "Completion": _answer(
         "text_completion",
@@ -109,7 +115,7 @@ SCHEMAS: dict[str, Schema] = {
             text=_TEXT, logprobs=ref("TextLogprobs"),
             finish_reason=_either(_finish(*_TEXT_FINISH), _NULL), **_OF_CHOICE, **_OF_PROMPT,
         ),
-        _either(ref("Usage"), _NULL), **_EXPLAINED,
+        _either(ref("Usage"), _NULL), **_BESIDE,
     ),
     "Embeddings": an_object(
         "object", "data", "model", "usage",

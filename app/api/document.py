@@ -29,10 +29,13 @@ _HEADERS: dict[str, Schema] = {
 }
 _REFUSALS = {
     "400": "A field is wrong (it is named), or nobody can do what it asks.",
+    "401": "None of the gateway's keys was sent (see server.api_keys).",
     "404": "There is no such model.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
+    "414": "The path and query are too long.",
     "415": "The body is not JSON by its content type.",
+    "431": "The headers are too large.",
 }
 _FAILURES = {
     "429": "All workers are overloaded (see server.overload_status).",

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from protocols.errors import MethodNotAllowed
 from protocols.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from protocols.openai_schemas import request_schemas
+from tests.app.test_errors import KINDS
 from tests.stories.house import House
 from tests.stories.test_front_door import POSTED
 
@@ -48,6 +50,21 @@ def test_every_route_that_is_told_is_there(house: House, document: dict[str, Any
     }
 
     assert statuses == {200, 400}
+
+
+def test_every_status_of_a_failure_is_told(document: dict[str, Any]) -> None:
+    told = document["paths"]["/v1/chat/completions"]["post"]["responses"].keys()
+
+    assert {str(kind.status) for kind in KINDS if kind is not MethodNotAllowed} <= told
+
+
+def test_calls_of_custom_tools_are_told(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    message = schemas["ChatCompletion"]["properties"]["choices"]["items"]["properties"]["message"]["properties"]
+    delta = schemas["ChatCompletionChunk"]["properties"]["choices"]["items"]["properties"]["delta"]["properties"]
+
+    kinds = [each["properties"]["type"]["const"] for each in message["tool_calls"]["items"]["anyOf"]]
+    assert kinds == delta["tool_calls"]["items"]["properties"]["type"]["enum"] == ["function", "custom"]
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
